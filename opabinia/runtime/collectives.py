@@ -31,15 +31,15 @@ def local_batches() -> Iterator[None]:
 
 
 @contextmanager
-def counted_samples(share: float) -> Iterator[None]:
+def counted_samples(fraction: float) -> Iterator[None]:
     """Inside, the samples of this rank count with this factor in :func:`mean_over_samples`.
 
     Args:
-        share: fraction of the samples that have a part in the loss, the others being repetitions of them. If it is 0,
+        fraction: fraction of samples that count in the loss, the others being repetitions of them. If it is 0,
             samples of this rank count only where no rank has others.
     """
     global _counted
-    before, _counted = _counted, _counted * max(share, 1e-12)
+    before, _counted = _counted, _counted * max(fraction, 1e-12)
     try:
         yield
     finally:

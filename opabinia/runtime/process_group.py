@@ -153,7 +153,7 @@ def _abort() -> None:
 def _join(info: RankInfo, init: str, backend: Backend, timeout: float, device: str) -> None:
     try:
         method = _method("env" if "TORCHELASTIC_RUN_ID" in os.environ else init)
-        gpu = _own_gpu(info) if device in ("auto", "cuda") and torch.cuda.is_available() else None
+        gpu = _rank_gpu(info) if device in ("auto", "cuda") and torch.cuda.is_available() else None
         chosen = "gloo" if backend == "gloo" or gpu is None else "cpu:gloo,cuda:nccl"
     except ValueError as error:
         raise ProcessGroupError(f"train.distributed: {error}", on_all_ranks=True) from error
@@ -186,7 +186,7 @@ def _attempt() -> str:
     return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if is_single_machine else "all"
 
 
-def _own_gpu(info: RankInfo) -> torch.device:
+def _rank_gpu(info: RankInfo) -> torch.device:
     if slurm.is_step(os.environ) and torch.cuda.device_count() == 1 and (info.local_world or 1) > 1:
         os.environ["LOCAL_RANK"] = "0"  # with srun --gpus-per-task a task sees only its own GPU
     try:
@@ -269,11 +269,11 @@ def _choose_interface(info: RankInfo, method: str) -> None:
     if "GLOO_SOCKET_IFNAME" in os.environ or method.startswith("file:"):
         return
     host = os.environ["MASTER_ADDR"] if method == "env://" else method.removeprefix("tcp://").rpartition(":")[0]
-    own = local_address(host)
+    address = local_address(host)
     # A loopback address is of no use to other machines.
-    if own is None or (own.startswith("127.") and info.local_world != info.world):
+    if address is None or (address.startswith("127.") and info.local_world != info.world):
         return
-    name = _interface_of(own)
+    name = _interface_of(address)
     if name is not None:
         os.environ["GLOO_SOCKET_IFNAME"] = name
 

@@ -46,7 +46,7 @@ _MAX_SIZES = 256
 _GB = 2**30
 
 
-class Trial(NamedTuple):
+class TrialResult(NamedTuple):
     """The measurements of one rank.
 
     Attributes:
@@ -90,26 +90,26 @@ def autotune(data: Mapping[str, Any], build: Callable[..., partial[Any]]) -> dic
         raise ConfigError(Problem("", "data.batch_size", message))
     reset_peak_memory()
     budget = min(all_gather(peak_memory() + CPU_SHARE * available_memory() / processes_per_machine()))
-    share = None if "batch_size" in wanted else -(-data["batch_size"] // world_size())
-    trials: Sequence[Trial] = all_gather(_try(parts, share, budget))
+    rank_samples = None if "batch_size" in wanted else -(-data["batch_size"] // world_size())
+    trials: Sequence[TrialResult] = all_gather(_try(parts, rank_samples, budget))
     values: dict[str, int | str] = {}
     if "batch_size" in wanted:
         values["batch_size"] = size = _agree_on_batch_size(parts, trials)
-        share = -(-size // world_size())
-    assert share is not None
+        rank_samples = -(-size // world_size())
+    assert rank_samples is not None
     if "augment_on" in wanted:
-        on_device: list[Trial] = all_gather(_try(build(augment_on="device").keywords, share, budget))
+        on_device: list[TrialResult] = all_gather(_try(build(augment_on="device").keywords, rank_samples, budget))
         workers = cores() if "num_workers" in wanted else int(data["num_workers"])
         values["augment_on"], trials = agree_on_augmentation(workers, trials, on_device)
     if "num_workers" in wanted:
-        values["num_workers"] = _agree_on_workers(share, trials)
+        values["num_workers"] = _agree_on_workers(rank_samples, trials)
     return values
 
 
 # --- agreement between ranks ------------------------------------------------------------------------------------------
 
 
-def _agree_on_batch_size(parts: Mapping[str, Any], trials: Sequence[Trial]) -> int:
+def _agree_on_batch_size(parts: Mapping[str, Any], trials: Sequence[TrialResult]) -> int:
     """The largest batch over all ranks that fits on each of them and suits the sampler."""
     smallest, world = min(trials, key=lambda trial: trial.samples), len(trials)
     if not smallest.samples:
@@ -148,7 +148,7 @@ def suitable_batch_size(dataset: TrainingStream, max_size: int, world: int, *, d
     raise ConfigError(Problem("", "data.batch_size", f"auto: no batch of up to {max_size} suits: {problem}"))
 
 
-def _agree_on_workers(share: int, trials: Sequence[Trial]) -> int:
+def _agree_on_workers(rank_samples: int, trials: Sequence[TrialResult]) -> int:
     """As many workers as the slowest rank needs, but at most its cores."""
     slowest = max(trials, key=lambda trial: trial.read / (trial.step + trial.finish))
     training = slowest.step + slowest.finish
@@ -156,14 +156,15 @@ def _agree_on_workers(share: int, trials: Sequence[Trial]) -> int:
     log.info(
         "data.num_workers: %d (auto: reading a batch of %d takes %.2g s, training on it %.2g s; %d would keep up, and "
         "each rank has %d cores)",
-        *(min(needed, available), share, slowest.read * share, training * share, needed, available),
+        *(min(needed, available), rank_samples),
+        *(slowest.read * rank_samples, training * rank_samples, needed, available),
     )
     return min(needed, available)
 
 
 def agree_on_augmentation(
-    workers: int, on_workers: Sequence[Trial], on_device: Sequence[Trial]
-) -> tuple[str, Sequence[Trial]]:
+    workers: int, on_workers: Sequence[TrialResult], on_device: Sequence[TrialResult]
+) -> tuple[str, Sequence[TrialResult]]:
     """Return where augmentation is faster for the slowest rank, and the trials with that setting.
 
     The device is chosen if a sample takes a tenth less time there.
@@ -184,7 +185,7 @@ def agree_on_augmentation(
     return place, trials
 
 
-def _seconds_per_sample(trial: Trial, workers: int) -> float:
+def _seconds_per_sample(trial: TrialResult, workers: int) -> float:
     training = trial.step + trial.finish
     return max(trial.read / workers, training) if workers else trial.read + training
 
@@ -192,17 +193,17 @@ def _seconds_per_sample(trial: Trial, workers: int) -> float:
 # --- the trial of one rank --------------------------------------------------------------------------------------------
 
 
-def _try(parts: Mapping[str, Any], share: int | None, host_budget: float) -> Trial:
-    """Measure a run as if this were the only rank; ``share``: samples of a step, None to search for the most."""
+def _try(parts: Mapping[str, Any], rank_samples: int | None, host_budget: float) -> TrialResult:
+    """Measure a run as if this were the only rank; ``rank_samples``: samples of a step, None to search for the most."""
     training, data = parts["train"], parts["data"]
     streams = training_streams(parts["task"], data)
     if SINGLE in streams:
         size = _trial_batch_size(streams[SINGLE], drop_last=data.drop_last)
         samples = len(make_sampler(streams[SINGLE], size, 0))
     else:
-        assert share is not None  # auto is not for several streams
-        size, samples = share, sum(len(stream.source) for stream in streams.values())
-    measurement = _Measurement(share, samples, host_budget)
+        assert rank_samples is not None  # auto is not for several streams
+        size, samples = rank_samples, sum(len(stream.source) for stream in streams.values())
+    measurement = _Measurement(rank_samples, samples, host_budget)
     changed = {
         **parts,
         "data": replace(data, batch_size=size, num_workers=0),
@@ -236,16 +237,16 @@ class _Measurement(Measurement):
     The first batch passes, because it pays for one-time costs; the second one is measured.
 
     Attributes:
-        share: samples of a step; None: as many as fit.
+        rank_samples: samples of a step; None: as many as fit.
         samples: number of samples of the dataset.
         host_budget: bytes that a run on the CPU may hold.
         trial: the result; None until it is measured.
     """
 
-    share: int | None
+    rank_samples: int | None
     samples: int
     host_budget: float
-    trial: Trial | None = field(default=None, init=False)
+    trial: TrialResult | None = field(default=None, init=False)
     read: float = field(default=0.0, init=False)
     device_seconds: Callable[[], float] = field(default=lambda: 0.0, init=False)
     is_first: bool = field(default=True, init=False)
@@ -266,7 +267,7 @@ class _Measurement(Measurement):
     def __call__(
         self, batch: Batch, global_batch: GlobalBatch, clock: Clock, after_backward: Callable[[], None]
     ) -> Scalars:
-        """Search for the share, if it is not given, and time a step with it.
+        """Search for the number of samples, if it is not given, and time a step with it.
 
         Raises:
             TrialDone: everything is measured.
@@ -281,14 +282,14 @@ class _Measurement(Measurement):
         smallest = len(batch["id"]) if "streams" in batch else smallest
         fit = [attempt(smallest), attempt(smallest)][1]  # twice: the first allocates the optimizer's state
         limit = ""
-        if self.share is not None:
-            fit = fit._replace(samples=self.share)
+        if self.rank_samples is not None:
+            fit = fit._replace(samples=self.rank_samples)
         elif fit.memory > budget:
             fit = fit._replace(samples=0)
         else:
             fit, limit = largest_fitting(attempt, budget, fit, self.samples)
         seconds = min(attempt(fit.samples).seconds for _ in range(3)) if fit.samples else 0.0
         per_sample = seconds / max(1, fit.samples)
-        self.trial = Trial(fit.samples, fit.memory, budget, self.read, per_sample, limit, self.device_seconds())
+        self.trial = TrialResult(fit.samples, fit.memory, budget, self.read, per_sample, limit, self.device_seconds())
         del self.task, self.step, self.optimizer  # frees the model
         raise TrialDone

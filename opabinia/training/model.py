@@ -106,11 +106,11 @@ def check_model(task: Task, train: Training, plan: Plan, data: Data) -> None:
     """
     if task.compares_samples_of_class and data.sampler is None:
         log.warning("data.sampler: losses compare samples of a class, of which a batch may hold few; see `identities`")
-    share = -(-data.batch_size // world_size())
-    if task.requires_full_batch and train.micro_batch_size is not None and train.micro_batch_size < share:
+    rank_samples = -(-data.batch_size // world_size())
+    if task.requires_full_batch and train.micro_batch_size is not None and train.micro_batch_size < rank_samples:
         message = (
-            f"{train.micro_batch_size}: the losses of this task compare all {share} samples of a rank's batch with "
-            "each other, so the batch cannot be split; train.activation_checkpointing saves memory, too"
+            f"{train.micro_batch_size}: the losses of this task compare all {rank_samples} samples of a rank's batch "
+            "with each other, so the batch cannot be split; train.activation_checkpointing saves memory, too"
         )
         raise ConfigError(Problem("", "train.micro_batch_size", message))
     if not plan.total_steps:
@@ -120,12 +120,12 @@ def check_model(task: Task, train: Training, plan: Plan, data: Data) -> None:
     epochs = {*range(0, plan.epochs, 1 + plan.epochs // 10_000), plan.epochs - 1}
     last_steps = {min(plan.epoch_start(epoch + 1), plan.total_steps) - 1 for epoch in epochs}
     smallest = min((plan.global_batch(step) for step in {0, *last_steps}), key=lambda row: row.count)
-    share = min(len(smallest.rank_range(rank, world_size())) for rank in range(world_size()))
-    if share < task.min_samples_per_rank:
+    rank_samples = min(len(smallest.rank_range(rank, world_size())) for rank in range(world_size()))
+    if rank_samples < task.min_samples_per_rank:
         message = (
             f"{type(task).__name__} needs at least {task.min_samples_per_rank} samples per rank, and of the batch of "
-            f"{smallest.count} at step {smallest.step + 1} a rank would get {share}: raise data.batch_size, or drop "
-            "the incomplete batch of an epoch with data.drop_last"
+            f"{smallest.count} at step {smallest.step + 1} a rank would get {rank_samples}: raise data.batch_size, or "
+            "drop the incomplete batch of an epoch with data.drop_last"
         )
         raise ConfigError(Problem("", "data.batch_size", message))
 

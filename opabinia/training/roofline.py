@@ -60,6 +60,6 @@ def time_bounds(operators: Iterable[Operator]) -> list[dict[str, Any]]:
             classes["matrix products" if operator.flops else "others"] += max(computing, moving)
             memory_bound += moving if moving > computing else 0.0
         seconds = sum(classes.values())
-        share = memory_bound / seconds if seconds else 0.0
-        bounds.append({"gpu": gpu.name, "seconds": seconds, "memory_bound": share, "classes": dict(classes)})
+        fraction = memory_bound / seconds if seconds else 0.0
+        bounds.append({"gpu": gpu.name, "seconds": seconds, "memory_bound": fraction, "classes": dict(classes)})
     return bounds

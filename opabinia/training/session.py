@@ -320,8 +320,11 @@ def _run(trainer: Trainer, session: Session, metrics_log: MetricsLogger, summary
             trainer.restore(session.resume)
         session.begin(session.resume)
         if is_elastic():
-            share = -(-trainer.metadata["global_batch_size"] // world_size())
-            sizes = {"world_size": world_size(), "micro_batch_size": min(share, trainer.metadata["micro_batch_size"])}
+            rank_samples = -(-trainer.metadata["global_batch_size"] // world_size())
+            sizes = {
+                "world_size": world_size(),
+                "micro_batch_size": min(rank_samples, trainer.metadata["micro_batch_size"]),
+            }
             metrics_log.write(Clock.at(trainer.plan, session.resume.step if session.resume else 0), sizes)
     except BaseException:
         metrics_log.close()

@@ -120,11 +120,11 @@ def describe_streams(batches: TrainingBatches, model: Task, sample: Batch) -> di
         samples = describe_samples(stream.dataset_info)
         cycle, total = batches.cycle, batches.plan.total_steps
         turns = cycle.steps_before(name, len(cycle.steps)) / len(cycle.steps)
-        share = f"{stream.plan.global_batch(0).count} of {batches.data.batch_size} in a batch"
-        share = share if turns == 1 else f"{turns:.0%} of the steps"
+        batch_part = f"{stream.plan.global_batch(0).count} of {batches.data.batch_size} in a batch"
+        batch_part = batch_part if turns == 1 else f"{turns:.0%} of the steps"
         epochs = f"{cycle.steps_before(name, total) / (stream.plan.steps_per_epoch or 1):.3g} epochs"
         flops = count_forward_flops(model, {**sample, "streams": {name: sample["streams"][name]}})
-        texts[name] = "; ".join([f"{samples}, {share}, {epochs}", *([describe_flops(flops)] if flops else [])])
+        texts[name] = "; ".join([f"{samples}, {batch_part}, {epochs}", *([describe_flops(flops)] if flops else [])])
     return texts
 
 
@@ -147,8 +147,8 @@ def describe_length(
     # Incomplete batches at the ends of epochs are not counted.
     stages = plan.stages if isinstance(plan, StagedPlan) else ()
     sizes = _range([shape.samples for stage in stages for shape in stage.cycle] or [data.batch_size])
-    share = f", {data.batch_size // processes} per process," if processes > 1 else ""
-    steps = f"{plural(plan.total_steps, 'step')} of {sizes}{share} ({_range(epochs)} per epoch)"
+    per_process = f", {data.batch_size // processes} per process," if processes > 1 else ""
+    steps = f"{plural(plan.total_steps, 'step')} of {sizes}{per_process} ({_range(epochs)} per epoch)"
     return f"{length}: {plural(dataset_info.samples, 'sample')}, {steps}; from step {start}"
 
 

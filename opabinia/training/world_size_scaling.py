@@ -95,13 +95,15 @@ def limit_micro_batch(
     Returns:
         The section, and the largest number of samples that a rank has computed at once.
     """
-    share = -(-batch_size // world_size())
+    rank_samples = -(-batch_size // world_size())
     if train.micro_batch_size is not None or state is None:
-        return train, min(share, train.micro_batch_size or share)
+        return train, min(rank_samples, train.micro_batch_size or rank_samples)
     former = state.get("micro_batch_size") or -(-batch_size // max(1, state["world_size"]))
-    if share <= former or not is_elastic():
-        return train, max(share, former)
+    if rank_samples <= former or not is_elastic():
+        return train, max(rank_samples, former)
     if task.requires_full_batch:
-        log.warning("each rank computes %d samples at once, before it were %d: this needs more memory", share, former)
-        return train, share
+        log.warning(
+            "each rank computes %d samples at once, before it were %d: this needs more memory", rank_samples, former
+        )
+        return train, rank_samples
     return replace(train, micro_batch_size=former), former

@@ -15,7 +15,7 @@ from opabinia.config import ConfigError
 from opabinia.data import TrainingStream
 from opabinia.data.sampling.identity_samplers import identities
 from opabinia.data.sources import Digits
-from opabinia.training.autotune import Trial, agree_on_augmentation, suitable_batch_size
+from opabinia.training.autotune import TrialResult, agree_on_augmentation, suitable_batch_size
 from opabinia.training.batch_size_search import Attempt, is_out_of_memory, largest_fitting, repeat_samples
 from opabinia.training.run_folder import replace_auto, resolve, with_values
 
@@ -133,8 +133,8 @@ def test_images_are_augmented_where_it_takes_less_time(
     assert chosen == choice and trials == ([device_trial, fast] if choice == "device" else [fast, worker_trial])
 
 
-def make_trial(read: float, step: float, finish: float) -> Trial:
-    return Trial(samples=8, memory=1.0, budget=2.0, read=read, step=step, finish=finish)
+def make_trial(read: float, step: float, finish: float) -> TrialResult:
+    return TrialResult(samples=8, memory=1.0, budget=2.0, read=read, step=step, finish=finish)
 
 
 def test_auto_is_refused_by_commands_that_do_not_train() -> None:

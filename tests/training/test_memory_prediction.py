@@ -69,7 +69,8 @@ def test_prediction_equals_the_allocations_of_the_cpu(recipe: str, fake: bool, m
 
 
 def test_report() -> None:
-    report = predict_memory("classification/digits", ["train.precision=bf16", "ema={decay: 0.9}"])
+    precision = ["train.precision=bf16", "ema={decay: 0.9}"]
+    report = predict_memory("classification/digits", precision, device_memory=(2**33, 2**34))
     peak, weights = report["peak"], sum(p.numel() for p in parts_of("classification/digits").model.parameters())
     assert report["method"] == "shapes" and report["input"] == "1 x 32 x 32" and report["batch_size"] == 64
     assert peak["optimizer"] >= 2 * 4 * weights and peak["ema"] >= 4 * weights
@@ -84,9 +85,8 @@ def test_report() -> None:
 
 
 def test_values_decide_in_two_stage_detectors() -> None:
-    report = predict_memory("detection/digits_mask", ["data.batch_size=16"], device_memory=(2**33,))
-    assert report["method"] == "values" and report["bounded_batch"] == 2
-    assert report["largest_batch"][0]["plain"] > 16
+    report = predict_memory("detection/digits_mask", ["data.batch_size=16"], device_memory=())
+    assert report["method"] == "values" and report["bounded_batch"] == 2 and report["batch_size"] == 16
 
 
 def test_steps_are_observed_up_to_a_number_of_samples_and_extended_beyond() -> None:
