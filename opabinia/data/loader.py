@@ -393,9 +393,9 @@ class BatchReader(Dataset[LoadedBatch | _Failure]):
         keys = (hash32(ANOTHER, key, stop, number) for number in count())
 
         def another() -> Sample:
-            own_key = next(keys)
+            other_key = next(keys)
             with preserve_generators():
-                return self._transformed_sample(own_key % len(self.source), own_key, shape, stop=stop)
+                return self._transformed_sample(other_key % len(self.source), other_key, shape, stop=stop)
 
         return another
 

@@ -17,7 +17,7 @@ from opabinia.contracts import Batch, DatasetInfo, GlobalBatch, Sample, Source, 
 from opabinia.data.batch_mixing import cutmix, mixup, one_of, random_patch
 from opabinia.data.device_transforms.apply import DeviceTransforms, describe_split, recording_reader
 from opabinia.data.device_transforms.batch_ops import BATCH_OPS, apply_ops, group_ops
-from opabinia.data.device_transforms.recorded import RECORDED_OPS
+from opabinia.data.device_transforms.recorded import RECORDED_OPS, RecordedImage
 from opabinia.data.device_transforms.split import is_batchable, split_transforms, with_recording
 from opabinia.data.loader import BatchReader, DataError, Loader, evaluation_requests, training_requests
 from opabinia.data.sampling.batches import ConstantPlan
@@ -144,6 +144,14 @@ def test_batched_transforms_of_clips_and_gray_images(shape: tuple[int, ...], kin
     for name in names:
         expected, result = per_sample_and_batched(samples(shape, kind), TRANSFORMS[name])
         assert torch.equal(expected, result), name
+
+
+def test_rotations_by_right_angles_are_exact() -> None:
+    image = samples((3, 12, 12))[0]["image"]
+    for angle in (0, 90, 180, 270):
+        ops = v2.functional.rotate(RecordedImage.like(image), angle).ops
+        turned = apply_ops(image.as_subclass(Tensor)[None].clone(), group_ops([ops]))[0]
+        assert torch.equal(turned, v2.functional.rotate(image, angle)) and ops[0].name == "rotate"
 
 
 def test_many_images_need_few_operations() -> None:

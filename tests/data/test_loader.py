@@ -5,12 +5,9 @@ import os
 import pickle
 import random
 import signal
-import subprocess
-import sys
 import textwrap
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -44,7 +41,6 @@ from tests.faults.programs import Server, all_gone, is_alive
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # 3 workers on 2 cores, on purpose
 
-ROOT = Path(__file__).resolve().parents[2]
 Batches = list[tuple[GlobalBatch, Batch]]
 
 
@@ -446,50 +442,18 @@ def code(body: str, *, seconds: float = 0.0, after: int = 0) -> str:
     return textwrap.dedent(PROGRAM).format(seconds=seconds, after=after) + textwrap.dedent(body)
 
 
-@contextmanager
-def program(body: str, **sample: float) -> Iterator[subprocess.Popen[str]]:
-    """Start a Python process with a loader, in its own process group."""
-    command = [sys.executable, "-c", code(body, **sample)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT, start_new_session=True) as process:
-        try:
-            yield process
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-
-
 SHOW_WORKERS = "print(*[worker.pid for worker in loader._workers.processes], flush=True)"
 
 
-def pids_from(process: subprocess.Popen[str]) -> list[int]:
-    assert process.stdout
-    return [int(pid) for pid in process.stdout.readline().split()]
-
-
-def test_workers_end_after_their_main_process_is_killed(warm_server: Server) -> None:
-    program = warm_server.start(code=code(f"next(batches)\n{SHOW_WORKERS}\ntime.sleep(60)"))
-    program.until(lambda: program.out.endswith("\n"))
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("end", "seconds"), [("", 0.0), ("loader.close()", 0.0), ("", 600.0)], ids=["unfinished", "closed", "busy workers"]
+)
+def test_an_unfinished_iteration_does_not_delay_the_exit(warm_server: Server, end: str, seconds: float) -> None:
+    program = warm_server.start(code=code(f"next(batches)\n{SHOW_WORKERS}\n{end}", seconds=seconds, after=30))
+    assert program.wait(40) == 0
     pids = [int(pid) for pid in program.out.split()]
-    assert len(pids) == 2 and all(map(is_alive, pids))
-    program.kill()
-    assert all_gone(pids, 15)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("end", ["", "loader.close()"])
-def test_an_unfinished_iteration_does_not_hang_at_exit(end: str) -> None:
-    with program(f"next(batches)\n{SHOW_WORKERS}\n{end}") as process:
-        pids = pids_from(process)
-        assert process.wait(timeout=20) == 0
-        assert all_gone(pids, 1)
-
-
-@pytest.mark.slow
-def test_busy_workers_do_not_delay_the_exit() -> None:
-    with program(f"next(batches)\n{SHOW_WORKERS}", seconds=600, after=30) as process:
-        pids = pids_from(process)
-        assert process.wait(timeout=40) == 0
-        assert all_gone(pids, 1)
+    assert len(pids) == 2 and all_gone(pids, 1)
 
 
 def test_stop_signals_while_workers_start(warm_server: Server) -> None:

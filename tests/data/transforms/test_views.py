@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from functools import partial
 from typing import Any
 
@@ -132,23 +133,12 @@ def make_loader(workers: int = 0, **keys: Any) -> Loader:
     return Loader(BatchReader(source, (VIEWS,), seed=5), requests, num_workers=workers, **keys)
 
 
-def read(loader: Loader, start: int = 0) -> list[tuple[list[str], list[Tensor]]]:
-    try:
-        return [(batch["id"], list(batch["views"])) for _, batch in loader.iterate(start)]
-    finally:
-        loader.close()
-
-
-def assert_same(left: list[tuple[list[str], list[Tensor]]], right: list[tuple[list[str], list[Tensor]]]) -> None:
-    assert [ids for ids, _ in left] == [ids for ids, _ in right] and left
-    pairs = [pair for (_, a), (_, b) in zip(left, right, strict=True) for pair in zip(a, b, strict=True)]
-    assert all(torch.equal(a, b) for a, b in pairs)
-
-
 def test_views_do_not_depend_on_workers_and_start() -> None:
-    expected = read(make_loader())
+    expected = [(batch["id"], batch["views"]) for _, batch in make_loader().iterate(0)]
     assert [len(ids) for ids, _ in expected] == [6, 6, 6, 2] * 2
-    assert_same(read(make_loader(2), 3), expected[3:])
+    with closing(make_loader(2)) as loader:
+        for (_, batch), (ids, views) in zip(loader.iterate(3), expected[3:], strict=True):
+            assert batch["id"] == ids and all(map(torch.equal, batch["views"], views))
     views_by_id: dict[str, list[Tensor]] = {}
     for ids, views in expected:
         for number, sample_id in enumerate(ids):
