@@ -278,7 +278,7 @@ def validate(grid: Multigrid, world: int = 1, *, empty: bool = False) -> None:
 
     Raises:
         ValueError: milestones do not ascend within the baseline; a size is not a multiple of ``size_multiple``; a
-            number of frames is not whole; a batch is empty or does not divide by the number of ranks; a size of the
+            number of frames is not whole; a batch does not divide by the number of ranks; a size of the
             short cycle is larger than that of the long cycle; an interval has no epochs. The text names the interval.
     """
     marks = (0, *grid.milestones, grid.epochs)
@@ -308,8 +308,6 @@ def validate(grid: Multigrid, world: int = 1, *, empty: bool = False) -> None:
                     f"{name}: the short cycle's size {step.size} is larger than {interval.shape.size}, the long "
                     "cycle's; use smaller factors, or short_cycle_relative_to: base"
                 )
-            if step.batch_size < 1:
-                raise ValueError(f"{name}: the batch of size {step.size} would have no samples; use other factors")
             if step.batch_size % world:
                 raise ValueError(
                     f"{name}: its batch of {step.batch_size} does not divide by {world} ranks; use a batch_size that "

@@ -283,9 +283,3 @@ def test_intervals_without_epochs_are_rejected_or_dropped() -> None:
     ):
         validate(grid, case["world"])
     validate(grid, case["world"], empty=True)
-
-
-def test_mean_batches_are_those_of_the_paper() -> None:
-    grid = grid_of(CASES["sf_kinetics_8x8_R50_stepwise_multigrid"])
-    means = [mean_batch(grid, shape) for shape in dict.fromkeys(part.shape for part in intervals(grid))]
-    assert means == pytest.approx([32 / 3, 16 / 3, 14 / 3, 7 / 3])

@@ -28,11 +28,7 @@ def test_the_examples_of_the_docstrings() -> None:
     assert relative == ((2048, 79), (1024, 112), (512, 158))
     assert norm(512, 8) == Norm(splits=8)
     assert norm(32, 8) == Norm(processes=2)
-
-
-def test_norm_splits_are_whole_numbers() -> None:
-    """12 samples with a target of 8 are not split, and a single sample is normalized over processes."""
-    assert norm(12, 1) == norm(8, 1) == Norm()
+    assert norm(12, 1) == norm(8, 1) == Norm(), "splits are whole numbers"
     assert norm(1, 1) == Norm(processes=8)
 
 
@@ -137,11 +133,3 @@ def test_invalid_grids_are_rejected(message: str) -> None:
     with pytest.raises(ValueError) as caught:
         validate(replace(KINETICS, **changes), world)
     assert message in str(caught.value)
-
-
-def test_an_empty_batch_is_rejected() -> None:
-    """``round((S / s) ** 2)`` is 0 where a size of the short cycle is much larger than that of the long one."""
-    with pytest.raises(ValueError, match="larger than"):
-        validate(replace(KINETICS, long_cycle=((1, 0.4), (1, 1))), 1)
-    cycle = short_cycle(replace(KINETICS, long_cycle=((1, 0.4), (1, 1))), long_shapes(KINETICS)[0]._replace(size=90))
-    assert [shape.batch_size for shape in cycle][1] == 0

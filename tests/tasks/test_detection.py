@@ -36,11 +36,11 @@ from opabinia.evaluation.detection.rotated import DotaMap
 from opabinia.evaluation.mean_losses import MeanLosses
 from opabinia.inference.predictor import Prediction
 from opabinia.models.layers import image_area
-from opabinia.tasks.dense_base import TestTimeAugmentation, mirror
+from opabinia.tasks.dense_base import TestTimeAugmentation
 from opabinia.tasks.detection import Detection, test_time_augmentation
 from opabinia.tasks.detection.test_time_augmentation import View
 from opabinia.tasks.detection.tiles import Tiles, merge_tiles, move_to_image
-from opabinia.tasks.detections_base import scale_to_original, stack_detections, targets_from
+from opabinia.tasks.detections_base import scale_to_original, targets_from
 from tests.fake_gpu import GPU, WithoutBlockingCopies
 
 DATASET_INFO = DatasetInfo(samples=4, channels=1, classes=("dot", "bar"), boxes=True)
@@ -182,15 +182,6 @@ def test_image_area_excludes_padding() -> None:
     assert mask[:, 0].int().tolist() == [[[1, 1, 1], [1, 1, 1]], [[1, 1, 0], [0, 0, 0]]]
 
 
-def test_detections_are_padded_to_the_maximum() -> None:
-    single = Detections(torch.ones(1, 4), torch.ones(1), torch.ones(1, dtype=torch.int64), masks=torch.ones(1, 2, 2))
-    empty = Detections(torch.ones(0, 4), torch.ones(0), torch.ones(0, dtype=torch.int64), masks=torch.ones(0, 2, 2))
-    stacked = stack_detections([single, empty], 2)
-    assert stacked["labels"].tolist() == [[1, -1], [-1, -1]]
-    assert stacked["masks"].shape == (2, 2, 2, 2)
-    assert "keypoints" not in stacked
-
-
 def test_masks_are_readable_in_pixels_of_the_original_image() -> None:
     tensors = {
         "labels": torch.tensor([1, -1]),
@@ -257,35 +248,20 @@ def test_merged_views_keep_the_boxes(scales: list[float]) -> None:
         assert np.allclose(box, expected, atol=1.6), box  # upscaling blurs the edges
 
 
-@pytest.mark.parametrize(("validation_loss", "passes"), [(True, 5), (False, 4)])
-def test_the_backbone_runs_once_per_view(validation_loss: bool, passes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("validation_loss", [True, False])
+def test_the_backbone_runs_once_per_view_of_padded_images(
+    validation_loss: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Views are two scales and their mirror images; losses need one more pass."""
-    task = make_detection(
-        test_time_augmentation=TestTimeAugmentation(scales=[1.0, 2.0]), validation_loss=validation_loss
-    )
-    inputs: list[Tensor] = []
+    augmentation = TestTimeAugmentation(scales=[1.0, 1.5])
+    task = make_detection(size_multiple=32, test_time_augmentation=augmentation, validation_loss=validation_loss)
+    sides: list[int] = []
     pyramid_features = task.backbone.pyramid_features
     monkeypatch.setattr(
-        task.backbone, "pyramid_features", lambda images: inputs.append(images) or pyramid_features(images)
+        task.backbone, "pyramid_features", lambda images: sides.append(images.shape[-1]) or pyramid_features(images)
     )
-    task.predict(batch_of(*SAMPLES))
-    assert len(inputs) == passes
-
-
-def test_views_are_padded_to_the_size_multiple() -> None:
-    task = make_detection(
-        size_multiple=32, test_time_augmentation=TestTimeAugmentation(scales=[1.5]), validation_loss=False
-    )
-    shapes: list[tuple[int, int]] = []
-    detect = task.detector.detect
-    task.detector.detect = lambda maps, shape, sizes: shapes.append(shape) or detect(maps, shape, sizes)  # type: ignore[method-assign, func-returns-value]
     task.predict(collate([SAMPLES[0]], 32))
-    assert shapes == [(64, 64)] * 2  # 48 pixels, rounded up
-
-
-def test_images_are_mirrored_without_moving_padding() -> None:
-    images = torch.tensor([[[[1, 2, 3]]], [[[4, 5, 0]]]])
-    assert mirror(images, [(1, 3), (1, 2)])[:, 0, 0].tolist() == [[3, 2, 1], [5, 4, 0]]
+    assert sides == [32] * validation_loss + [32, 32, 64, 64], "48 pixels, rounded up"
 
 
 def test_masks_of_views_are_mirrored_back_and_averaged() -> None:
