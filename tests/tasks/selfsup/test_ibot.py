@@ -160,21 +160,15 @@ def test_backbones_without_patches_are_refused() -> None:
         IBot(DATASET_INFO, backbone=SmallBackbone)
 
 
-def test_views_without_masks_are_reported() -> None:
-    batch = batch_of()
-    for masks in ((), batch["patch_masks"][:1]):
-        with pytest.raises(DataMismatch, match=f"2 views with masks, and {len(masks)} have one.*block_patch_mask"):
-            make_task()({**batch, "patch_masks": masks}, Clock())
-
-
-def test_masks_of_another_grid_are_reported() -> None:
-    batch = batch_of()
-    masks = tuple(torch.zeros(6, 64, dtype=torch.bool) for _ in range(2))
-    with pytest.raises(DataMismatch, match=r"a patch_mask has 64 patches, but views of 32 x 32 have 4 x 4"):
-        make_task()({**batch, "patch_masks": masks}, Clock())
-
-
-def test_a_single_view_is_reported() -> None:
-    batch = batch_of()
-    with pytest.raises(DataMismatch, match="IBot learns from 2 views or more"):
-        make_task()({**batch, "views": batch["views"][:1]}, Clock())
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"patch_masks": ()}, "2 views with masks, and 0 have one.*block_patch_mask"),
+        ({"patch_masks": batch_of()["patch_masks"][:1]}, "2 views with masks, and 1 have one"),
+        ({"patch_masks": (torch.zeros(6, 64, dtype=torch.bool),) * 2}, "a patch_mask has 64 patches, .* have 4 x 4"),
+        ({"views": batch_of()["views"][:1]}, "IBot learns from 2 views or more"),
+    ],
+)
+def test_batches_that_do_not_fit_are_reported(change: Batch, message: str) -> None:
+    with pytest.raises(DataMismatch, match=message):
+        make_task()({**batch_of(), **change}, Clock())

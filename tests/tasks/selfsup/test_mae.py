@@ -94,51 +94,34 @@ def test_prediction_needs_no_mask() -> None:
     assert make_task().predict({"image": batch_of()["image"]})["embedding"].shape == (8, 48)
 
 
-def test_backbones_without_patches_are_refused() -> None:
-    with pytest.raises(ValueError, match="backbone: mae masks patches, and this one has none"):
-        MAE(DATASET_INFO, backbone=SmallBackbone)
-    with pytest.raises(ValueError, match="backbone"):
-        MAE(DATASET_INFO, backbone=partial(timm, model="test_resnet"))
-
-
-def test_a_decoder_width_that_heads_do_not_divide_is_refused() -> None:
-    with pytest.raises(ValueError, match="decoder_width: a multiple of 4 and of the 4 heads, not 30"):
-        make_task(decoder_width=30)
-
-
-def test_batches_without_masks_are_reported() -> None:
-    batch = batch_of()
-    del batch["patch_mask"]
-    with pytest.raises(DataMismatch, match=r"end data.train.transforms with random_patch_mask"):
-        make_task()(batch, Clock())
-    with pytest.raises(DataMismatch, match=r"end data.train.transforms with random_patch_mask"):
-        make_task()({"views": (batch["image"],) * 2, "id": batch["id"]}, Clock())
-
-
-def test_masks_of_another_grid_are_reported() -> None:
-    with pytest.raises(
-        DataMismatch,
-        match=r"a patch_mask has 64 patches, but images of 32 x 32 have 4 x 4 in the backbone;.* patch_size",
-    ):
-        make_task()(batch_of(patch_size=4), Clock())
-    with pytest.raises(DataMismatch, match="images of 36 x 36 cannot be divided"):
-        make_task({"dynamic_img_size": True})(batch_of(size=36, patch_size=4), Clock())
-
-
-def test_patches_that_overlap_are_reported() -> None:
-    backbone = partial(vit, model="test_vit", image_size=(32, 32), stride=8)
-    with pytest.raises(DataMismatch, match="side by side"):
-        MAE(DATASET_INFO, backbone=backbone, **DECODER)(batch_of(patch_size=16), Clock())
+VISIBLE = "of the 16 patches of an image are visible"
+DIFFERENT = torch.eye(8, 16, dtype=torch.bool).cummax(0).values
 
 
 @pytest.mark.parametrize(
-    ("mask", "visible"),
+    ("change", "message"),
     [
-        (torch.eye(8, 16, dtype=torch.bool).cummax(0).values, "8 to 15"),
-        (torch.ones(8, 16, dtype=torch.bool), "0 to 0"),
-        (torch.zeros(8, 16, dtype=torch.bool), "16 to 16"),
+        ({"patch_mask": None}, "end data.train.transforms with random_patch_mask"),
+        ({"image": None, "views": ()}, "end data.train.transforms with random_patch_mask"),
+        (batch_of(patch_size=4), r"a patch_mask has 64 patches, but images of 32 x 32 have 4 x 4 .* patch_size"),
+        (batch_of(size=36, patch_size=4), "images of 36 x 36 cannot be divided"),
+        ({"patch_mask": DIFFERENT}, f"8 to 15 {VISIBLE}"),
+        ({"patch_mask": torch.ones(8, 16, dtype=torch.bool)}, f"0 to 0 {VISIBLE}"),
+        ({"patch_mask": torch.zeros(8, 16, dtype=torch.bool)}, f"16 to 16 {VISIBLE}"),
     ],
 )
-def test_images_with_different_numbers_of_visible_patches_are_reported(mask: Tensor, visible: str) -> None:
-    with pytest.raises(DataMismatch, match=f"{visible} of the 16 patches of an image are visible"):
-        make_task()({**batch_of(), "patch_mask": mask}, Clock())
+def test_batches_that_do_not_fit_are_reported(change: dict[str, Any], message: str) -> None:
+    batch = {key: value for key, value in {**batch_of(), **change}.items() if value is not None}
+    with pytest.raises(DataMismatch, match=message):
+        make_task({"dynamic_img_size": True})(batch, Clock())
+
+
+def test_backbones_and_decoders_that_do_not_fit_are_refused() -> None:
+    for backbone in (SmallBackbone, partial(timm, model="test_resnet")):
+        with pytest.raises(ValueError, match="backbone: mae masks patches, and this one has none"):
+            MAE(DATASET_INFO, backbone=backbone)
+    with pytest.raises(ValueError, match="decoder_width: a multiple of 4 and of the 4 heads, not 30"):
+        make_task(decoder_width=30)
+    overlapping = partial(vit, model="test_vit", image_size=(32, 32), stride=8)
+    with pytest.raises(DataMismatch, match="side by side"):
+        MAE(DATASET_INFO, backbone=overlapping, **DECODER)(batch_of(patch_size=16), Clock())
