@@ -36,7 +36,7 @@ class MapBackbone(Backbone):
 
 def make_task(dataset_info: DatasetInfo = DATASET_INFO, **keys: Any) -> Baseline:
     torch.manual_seed(0)
-    return Baseline(dataset_info, backbone=MapBackbone, **keys)
+    return Baseline(dataset_info, **{"backbone": MapBackbone, **keys})
 
 
 def batch_of(count: int = 8) -> Batch:
@@ -165,14 +165,21 @@ def test_non_finite_features_are_not_stored() -> None:
     assert task.memory.queue.features.isfinite().all() and (task.memory.queue.labels == -1).all()
 
 
+class Vectors(MapBackbone):
+    map_channels = token_channels = 0
+
+
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
         ({"loss": None}, "nothing is learned"),
         ({"dataset_info": DatasetInfo(8, classes=("ann",))}, "two identities or more; the training data has 1"),
+        ({"camera_embedding_scale": 3.0, "dataset_info": DatasetInfo(8, classes=("a", "b"))}, "neither cameras nor"),
+        ({"camera_embedding_scale": 3.0, "backbone": Vectors}, "added to tokens, which Vectors does not have"),
+        ({"pooling": Gem, "backbone": Vectors}, "Vectors has no feature maps to pool"),
         (
-            {"dataset_info": DatasetInfo(8, classes=("ann", "bob")), "camera_embedding_scale": 3.0},
-            "neither cameras nor views",
+            {"sampled_classes": 0.5, "loss": None, "metric_losses": [triplet]},
+            "it needs a loss, and a head",
         ),
     ],
 )
@@ -181,30 +188,14 @@ def test_invalid_settings_and_data_are_reported(keys: dict[str, Any], message: s
         make_task(**keys)
 
 
-def test_a_backbone_without_maps_or_tokens_is_reported() -> None:
-    class Vectors(MapBackbone):
-        map_channels = token_channels = 0
-
-    for keys, message in (
-        ({"pooling": Gem}, "no feature maps to pool"),
-        ({"camera_embedding_scale": 3.0}, "added to tokens"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            Baseline(DATASET_INFO, backbone=Vectors, **keys)
-
-
-def test_evaluation_data_that_do_not_fit_are_reported() -> None:
+def test_evaluation_data_and_labels_that_do_not_fit_are_reported() -> None:
+    with pytest.raises(ValueError, match="an image has one identity; remove mixup and cutmix"):
+        make_task()({**batch_of(), "label": torch.full((8, 4), 0.25)}, Clock())
     with pytest.raises(ValueError, match="1 channels, those of training 3"):
         make_task().evaluators(DatasetInfo(8, channels=1))
     with pytest.raises(ValueError, match="have 3 cameras, those of training 2"):
         make_task(camera_embedding_scale=3.0).evaluators(DatasetInfo(8, cameras=3))
     assert make_task().evaluators(DatasetInfo(8, cameras=3)), "without side information any cameras are accepted"
-
-
-def test_mixed_labels_are_refused() -> None:
-    batch = batch_of()
-    with pytest.raises(ValueError, match="one identity"):
-        make_task()({**batch, "label": F.one_hot(batch["label"], 4).float()}, Clock())
 
 
 # --- sampled classes --------------------------------------------------------------------------------------------------
@@ -232,8 +223,6 @@ def test_sampled_classes_by_hand() -> None:
     reference.load_state_dict({**state, "head.weight": state["head.weight"][sampled]})
     expected = reference({**batch, "label": torch.searchsorted(sampled, batch["label"])}, Clock())
     torch.testing.assert_close(losses, expected)
-    with pytest.raises(ValueError, match="needs a loss, and a head with one weight vector per class"):
-        make_task(sampled_classes=0.5, loss=None, metric_losses=[triplet])
 
 
 def test_proxies_are_compared_with_the_whole_batch() -> None:
