@@ -41,8 +41,8 @@ Pixels = NDArray[np.uint8]
 
 # --- the file ---------------------------------------------------------------------------------------------------------
 
-_HEADER = struct.Struct("<16sQI36x")  # magic, number of images, checksum of both
-_MAGIC = b"opabinia pixels1"
+_HEADER = struct.Struct("<16sQ40x")  # magic, number of images
+_MAGIC = b"opabinia pixels2"
 _ENTRY = struct.Struct("<16sQIIBxxxI")  # stamp, offset, height, width, channels, checksum of the pixels
 _CHECKSUM = struct.Struct("<I")  # of the entry
 _ENTRY_SIZE = _ENTRY.size + _CHECKSUM.size
@@ -81,7 +81,7 @@ class PixelFile:
         self._images, self._has_space = images, has_space
         self._descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         finalize(self, os.close, self._descriptor)
-        if os.pread(self._descriptor, _HEADER.size, 0) != _header(images):
+        if os.pread(self._descriptor, _HEADER.size, 0) != _HEADER.pack(_MAGIC, images):
             raise ValueError(f"{name} is not a cache of {images} images")
         self._mapped: Pixels = np.empty(0, dtype=np.uint8)
         # Shared with forked workers. Byte 0: whether the file is full; byte 1 + index: whether the checksum of this
@@ -157,10 +157,6 @@ class PixelFile:
             fcntl.lockf(self._descriptor, fcntl.LOCK_UN)
 
 
-def _header(images: int) -> bytes:
-    return _HEADER.pack(_MAGIC, images, crc32(b"%d" % images))
-
-
 def _write(descriptor: int, content: bytes | memoryview, offset: int) -> None:
     remaining = memoryview(content)
     while remaining:
@@ -171,7 +167,7 @@ def _write(descriptor: int, content: bytes | memoryview, offset: int) -> None:
 def _initialize(descriptor: int, images: int) -> None:
     """Turn an empty file into a cache without images."""
     os.ftruncate(descriptor, _HEADER.size + images * _ENTRY_SIZE)
-    _write(descriptor, _header(images), 0)
+    _write(descriptor, _HEADER.pack(_MAGIC, images), 0)
 
 
 # --- on disk, in memory -----------------------------------------------------------------------------------------------

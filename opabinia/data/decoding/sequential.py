@@ -65,7 +65,7 @@ def read_frames(name: str, channels: Channels = 3, *, every: float = 0.0) -> Ite
         track = track or next(iter(container.streams.video), None)
         if track is None:
             raise ValueError(f"{public_name(name)} has no video stream")
-        reformatter, number, start, due = VideoReformatter(), -1, 0.0, 0.0
+        reformatter, number, start, next_time = VideoReformatter(), -1, 0.0, 0.0
         packets = container.demux(track)
         while True:
             try:
@@ -80,9 +80,9 @@ def read_frames(name: str, channels: Channels = 3, *, every: float = 0.0) -> Ite
                 number += 1
                 time = number / float(track.average_rate or 25) if frame.time is None else frame.time
                 start = start if number else time
-                if time - start + 1e-6 < due:
+                if time - start + 1e-6 < next_time:
                     continue
-                due = every and (time - start + 1e-6) // every * every + every
+                next_time = every and (time - start + 1e-6) // every * every + every
                 pixels = reformatter.reformat(frame, format=FORMATS[channels]).to_ndarray()
                 upright = np.rot90(pixels.reshape(frame.height, frame.width, channels), quarter_turns(frame))
                 image = torch.from_numpy(upright.transpose(2, 0, 1).copy())

@@ -24,8 +24,8 @@ class RecordingReader(BatchReader):
         if RECORDED_OPS not in batch:
             return batch
         ops = batch[RECORDED_OPS]
-        rest = {key: value for key, value in batch.items() if key != RECORDED_OPS}
-        return {**rest, BATCH_OPS: [group_ops(view_ops) for view_ops in (ops if "views" in batch else [ops])]}
+        without_ops = {key: value for key, value in batch.items() if key != RECORDED_OPS}
+        return {**without_ops, BATCH_OPS: [group_ops(view_ops) for view_ops in (ops if "views" in batch else [ops])]}
 
 
 def recording_reader(reader: BatchReader) -> RecordingReader:

@@ -34,9 +34,9 @@ def _brightness(images: Tensor, arguments: Tensor) -> Tensor:
     return _to_uint8(images.mul(_column(arguments, 0, images)))
 
 
-def _blend(images: Tensor, others: Tensor, arguments: Tensor) -> Tensor:
-    factor, rest = _column(arguments, 0, images), _column(arguments, 1, images)
-    return _to_uint8(images.mul(factor).addcmul_(others, rest))
+def _blend(images: Tensor, gray: Tensor, arguments: Tensor) -> Tensor:
+    factor, gray_factor = _column(arguments, 0, images), _column(arguments, 1, images)
+    return _to_uint8(images.mul(factor).addcmul_(gray, gray_factor))
 
 
 def _contrast(images: Tensor, arguments: Tensor) -> Tensor:

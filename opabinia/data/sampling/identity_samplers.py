@@ -148,15 +148,17 @@ def mixed_identities(
     takes = _identity_counts(_identities_per_batch(batch_size, instances), weights, instances)
     _check_several(len(np.unique(labels)))
     passes = []
-    for number, taken in enumerate(takes):
-        if not taken:
+    for number, per_batch in enumerate(takes):
+        if not per_batch:
             continue
         images = _Images.of(labels, np.flatnonzero(domains == number), instances, small_identities)
-        if (available := len(images.sizes)) < taken:
-            message = f"weights.{number}: each batch takes {taken} identities of this {domain}, which has {available}"
+        if (available := len(images.sizes)) < per_batch:
+            message = (
+                f"weights.{number}: each batch takes {per_batch} identities of this {domain}, which has {available}"
+            )
             remedy = "give it a smaller weight or take a smaller batch_size"
             raise ValueError(f"{message}{_condition(instances, small_identities)}; {remedy}")
-        passes.append(_pass_by_size(images, taken, instances))
+        passes.append(_pass_by_size(images, per_batch, instances))
     return _batch_sampler(passes, instances, seed, length or len(labels))
 
 

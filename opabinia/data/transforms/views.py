@@ -69,12 +69,12 @@ class Views:
             ValueError: a view has a patch mask although an earlier one has none; or a transform fails.
         """
         views = [self._make_view(sample, number, transforms) for number, transforms in self._transforms]
-        rest = {key: value for key, value in sample.items() if key not in ("image", "patch_mask")}
+        unchanged = {key: value for key, value in sample.items() if key not in ("image", "patch_mask")}
         masks = [view["patch_mask"] for view in views if "patch_mask" in view]
         if any("patch_mask" not in view for view in views[: len(masks)]):
             raise ValueError("views with a patch mask come before those without")
         return {
-            **rest,
+            **unchanged,
             "views": tuple(view["image"] for view in views),
             **({"patch_masks": tuple(masks)} if masks else {}),
             **({RECORDED_OPS: tuple(view[RECORDED_OPS] for view in views)} if RECORDED_OPS in views[0] else {}),
