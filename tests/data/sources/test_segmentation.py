@@ -171,6 +171,15 @@ def test_broken_files_are_reported_at_once(tmp_path: Path) -> None:
     assert sum(group.count for group in source.info.errors) == 3
 
 
+def test_an_image_that_is_listed_twice(tmp_path: Path) -> None:
+    write_pair(tmp_path)
+    (tmp_path / "list.txt").write_text("a\na\n")
+    options: dict[str, Any] = {"root": tmp_path, "classes": ["a", "b", "c"], "list_file": "list.txt"}
+    with pytest.raises(ValueError, match="1 image that is listed more than once: images/a.jpg: in the list"):
+        segmentation_folder(**options)
+    assert len(segmentation_folder(**options, broken="drop")) == 1
+
+
 def test_published_layouts(tmp_path: Path) -> None:
     gray = np.zeros((2, 2), dtype=np.uint8)
     save(tmp_path / "leftImg8bit/val/x/x_1_leftImg8bit.png", gray)
