@@ -9,7 +9,6 @@ from PIL import Image
 from opabinia.data.sources.digit_views import DigitViews
 from opabinia.data.sources.identity_datasets import market1501
 from opabinia.data.sources.reid_base import MARKET_FOLDERS
-from opabinia.evaluation.retrieval import retrieval
 
 
 @pytest.fixture(scope="module")
@@ -54,16 +53,6 @@ def test_a_batch_consists_of_its_samples(test: DigitViews) -> None:
         assert torch.equal(batch["image"][number], sample["image"])
         for key in ("label", "camera", "query", "id"):
             assert batch[key][number] == sample[key]
-
-
-def test_retrieval_by_pixels_fails(test: DigitViews) -> None:
-    pixels, queries = test.batch(np.arange(len(test)))["image"].flatten(1).float(), test.info.queries
-    assert queries is not None and test.info.cameras is not None
-    scores = retrieval.evaluate(
-        *(pixels[queries], pixels[~queries], test.info.labels[queries], test.info.labels[~queries]),
-        *(test.info.cameras[queries], test.info.cameras[~queries]),
-    )
-    assert scores["mAP"] < 0.01 and scores["queries"] == 3188
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -82,21 +83,9 @@ def test_distractors_are_not_in_the_training_split(market: Path) -> None:
 
 
 def test_images_are_sorted_by_name(market: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = market1501(root=market).fingerprint()
-    scan = os.scandir
-
-    class Backwards:
-        def __init__(self, path: bytes) -> None:
-            with scan(path) as entries:
-                self.entries = list(entries)[::-1]
-
-        def __enter__(self) -> list[os.DirEntry[bytes]]:
-            return self.entries
-
-        def __exit__(self, *_: object) -> None: ...
-
+    expected, scan = market1501(root=market).fingerprint(), os.scandir
     with monkeypatch.context() as patch:
-        patch.setattr(os, "scandir", Backwards)
+        patch.setattr(os, "scandir", lambda path: nullcontext(sorted(scan(path), key=lambda entry: entry.name)[::-1]))
         assert market1501(root=market).fingerprint() == expected
     (market / "bounding_box_train/0001_c1s1_000000_00.png").rename(market / "bounding_box_train/0001_c2s1.png")
     assert market1501(root=market).fingerprint() != expected

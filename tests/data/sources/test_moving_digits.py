@@ -1,14 +1,10 @@
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
-from sklearn.neighbors import KNeighborsClassifier
 
 from opabinia.contracts import Source, Video
 from opabinia.data.sources.digits import load_digits, split_digits
 from opabinia.data.sources.moving_digits import MOVES, MovingDigits, load_videos, move
-
-Floats = NDArray[np.float32]
 
 
 @pytest.fixture(scope="module")
@@ -70,24 +66,3 @@ def test_frames_do_not_share_memory_with_the_source(val: MovingDigits) -> None:
     assert before.shape == (2, 1, 32, 32) and before.dtype == torch.uint8
     val[3]["video"].read([0, 5]).zero_()
     assert torch.equal(val[3]["video"].read([0, 5]), before)
-
-
-def test_the_class_is_in_the_motion_not_in_single_frames() -> None:
-    train = {name: array[:1000] for name, array in load_videos("train").items()}
-    val = {name: array[:400] for name, array in load_videos("val").items()}
-
-    def score(features: object) -> float:
-        train_features, val_features = (
-            features(data["videos"].astype(np.float32)).reshape(len(data["videos"]), -1) for data in (train, val)
-        )  # type: ignore[operator]
-        return float(KNeighborsClassifier(1).fit(train_features, train["labels"]).score(val_features, val["labels"]))
-
-    def shift(videos: Floats) -> Floats:
-        """Return the correlation of successive frames at each shift, averaged over frames."""
-        spectra = np.fft.rfft2(videos - videos.mean((2, 3), keepdims=True))
-        correlation: Floats = np.fft.irfft2(spectra[:, 1:] * spectra[:, :-1].conj()).mean(1)
-        return correlation
-
-    assert score(lambda videos: videos[:, 8]) < 0.17, "chance is 0.125"
-    assert score(lambda videos: videos[:, 9] - videos[:, 7]) > 0.3
-    assert score(shift) > 0.8

@@ -2,10 +2,9 @@ import numpy as np
 import pytest
 import torch
 
-from opabinia.contracts import DatasetInfo, Source
+from opabinia.contracts import Source
 from opabinia.data.sources.digits import load_digits, split_digits
-from opabinia.data.sources.placed_digits import SHOTS, SIDE, PlacedDigits, load_images, place
-from opabinia.evaluation.representation.knn import Knn
+from opabinia.data.sources.placed_digits import SHOTS, PlacedDigits, load_images, place
 
 
 @pytest.fixture(scope="module")
@@ -33,18 +32,6 @@ def test_the_images_are_the_same_on_every_machine(val: PlacedDigits) -> None:
     assert np.array_equal(images[:, None], val.batch(np.arange(64))["image"].numpy())
 
 
-def test_the_digit_is_the_brightest_object_in_its_image() -> None:
-    """A digit that is a full square is visible as a whole at any position, and brighter than the fragments."""
-    squares = np.full((3, 8, 8), 255, dtype=np.uint8)
-    images = place(squares, np.repeat(np.arange(3), 40), 1).astype(int)
-    assert images.shape == (120, SIDE, SIDE)
-    ink = (images > 185).sum((1, 2))
-    # A side of 1.5 to 2.7 times 8 pixels, minus soft edges.
-    assert ink.min() > 9**2 and ink.max() < 23**2 and ink.std() > 40
-    centers = np.array([np.argwhere(image > 185).mean(0) for image in images])
-    assert centers.min() < 9 and centers.max() > SIDE - 9, "at any position"
-
-
 def test_images_do_not_share_memory_with_the_source(val: PlacedDigits) -> None:
     before = val[3]["image"].clone()
     val[3]["image"].zero_()
@@ -55,12 +42,3 @@ def test_images_do_not_share_memory_with_the_source(val: PlacedDigits) -> None:
     assert batch["id"] == [val[index]["id"] for index in (3, 1799, 3)]
     with pytest.raises(IndexError):
         val[len(val)]
-
-
-def test_accuracy_of_nearest_neighbors_of_pixels(val: PlacedDigits) -> None:
-    """The baseline in the documentation."""
-    evaluator = Knn(DatasetInfo(samples=0, channels=1, classes=tuple("0123456789")))
-    for source, process in ((PlacedDigits(), evaluator.learn), (val, evaluator.update)):
-        batch = source.batch(np.arange(len(source)))
-        process({"embedding": batch["image"].flatten(1).float() / 255}, batch)
-    assert evaluator.compute([evaluator.state()])["knn_top1"] == pytest.approx(0.578, abs=0.005)

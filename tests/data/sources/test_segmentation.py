@@ -175,7 +175,7 @@ def test_an_image_that_is_listed_twice(tmp_path: Path) -> None:
     write_pair(tmp_path)
     (tmp_path / "list.txt").write_text("a\na\n")
     options: dict[str, Any] = {"root": tmp_path, "classes": ["a", "b", "c"], "list_file": "list.txt"}
-    with pytest.raises(ValueError, match="1 image that is listed more than once: images/a.jpg: in the list"):
+    with pytest.raises(ValueError, match=r"1 image that is listed more than once: images/a\.jpg: in the list"):
         segmentation_folder(**options)
     assert len(segmentation_folder(**options, broken="drop")) == 1
 
