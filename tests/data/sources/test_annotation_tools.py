@@ -47,7 +47,8 @@ def test_labelme(tmp_path: Path) -> None:
     assert sample["masks"][1].sum() == 9 and sample["masks"].shape == (4, 6, 8)
     assert 11 <= int(sample["masks"][3].sum()) <= 14  # a circle of radius 2
     assert not labelme(root=tmp_path, classes=["car"]).info.masks
-    assert labelme(root=tmp_path, classes=["car"])[0]["labels"].tolist() == [0, 0]
+    cars = labelme(root=tmp_path, classes=["car"])[0]
+    assert cars["labels"].tolist() == [0, 0] and cars["ground_truth"].ids.tolist() == [1, 2]
     write_labelme(tmp_path, [{**SHAPES[0], "label": "a\ud800"}])
     half = labelme(root=tmp_path)
     assert half.classes[0].encode() and half.fingerprint(), "half a character can be written"

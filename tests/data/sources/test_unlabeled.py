@@ -114,6 +114,8 @@ def test_batches_are_those_of_the_source() -> None:
     assert batch.keys() == {"image", "id"} and batch["id"] == [source[7]["id"], source[0]["id"]]
     assert torch.equal(batch["image"][0], labelled[7]["image"])
     assert Unlabeled(source=Digits()).batch(np.arange(2)) is None
+    concat = Concat(sources=[Synthetic(samples=6), Synthetic(samples=4)])
+    assert Unlabeled(source=concat).info.starts == (0, 6), "samplers give weights to the sources"
 
 
 def test_the_fingerprint_depends_on_the_source() -> None:
