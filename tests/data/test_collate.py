@@ -148,16 +148,13 @@ def test_images_that_differ_in_more_than_size() -> None:
             collate([make_samples()[0], other], 32)
 
 
-@pytest.mark.parametrize("size", [1, 2])
-def test_micro_batches_of_objects(size: int) -> None:
+def test_micro_batches_of_objects() -> None:
     """Each micro-batch has the objects of its samples, also if an image has as many objects as the batch has images."""
-    samples = [make_sample(30, 40, [[0.0, 0, 9, 9]] * 3, "x"), *make_samples()[1:]]
-    batch = collate(samples, 32)
-    micro_batches = list(split_micro_batches(batch, size))
-    assert [count for _, count in micro_batches] == ([1, 1, 1] if size == 1 else [2, 1])
-    for key, values in batch.items():
-        split_values: list[Any] = [value for micro_batch, _ in micro_batches for value in micro_batch[key]]
-        assert len(split_values) == len(values) == 3
-        assert all(
-            torch.equal(a, b) if isinstance(a, Tensor) else a is b for a, b in zip(split_values, values, strict=True)
-        )
+    batch = collate([make_sample(30, 40, [[0.0, 0, 9, 9]] * 3, "x"), *make_samples()[1:]], 32)
+    for size, counts in ((1, [1, 1, 1]), (2, [2, 1])):
+        micro_batches = list(split_micro_batches(batch, size))
+        assert [count for _, count in micro_batches] == counts
+        for key, values in batch.items():
+            split_values: list[Any] = [value for micro_batch, _ in micro_batches for value in micro_batch[key]]
+            for split_value, value in zip(split_values, values, strict=True):
+                assert torch.equal(split_value, value) if isinstance(value, Tensor) else split_value is value

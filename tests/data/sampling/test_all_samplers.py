@@ -1,14 +1,17 @@
 """What holds for every sampler: its golden order, and batches with any number of processes, from any step on."""
 
+import tracemalloc
 from collections.abc import Callable
 from itertools import chain
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from opabinia.contracts import Indices, RaggedArray, Sample, Sampler, Source, SourceInfo
+from opabinia.contracts import Clock, Indices, RaggedArray, Sample, Sampler, Source, SourceInfo
 from opabinia.data.loader import training_requests
-from opabinia.data.sampling.batches import ConstantPlan
+from opabinia.data.sampling.batches import ConstantPlan, evaluation_batches
 from opabinia.data.sampling.detection_samplers import aspect_ratio_batches, repeat_factor
 from opabinia.data.sampling.identity_samplers import balanced_identities, identities, mixed_identities
 from opabinia.data.sampling.permutation import EpochSampler
@@ -133,3 +136,41 @@ def test_batches_are_the_same_with_any_number_of_processes_and_from_any_step(
         for batch, *parts in zip(expected, *(batches(rank, world) for rank in range(world)), strict=True):
             assert list(chain(*parts)) == batch * (1 if len(batch) >= world else world)
     assert batches(start=4) == expected[4:]
+
+
+# --- a billion samples ------------------------------------------------------------------------------------------------
+
+MANY = 10**9
+
+
+def by_shard() -> Sampler:
+    source: Any = SimpleNamespace(info=SourceInfo(shards=np.full(100_000, MANY // 100_000)))
+    return shard_shuffle(source, 5, BATCH, pool_size=3)
+
+
+@pytest.mark.parametrize("make", [lambda: EpochSampler(MANY, 5), by_shard], ids=["shuffled", "by shard"])
+def test_seeking_in_a_billion_samples_needs_little_memory(make: Callable[[], Sampler]) -> None:
+    world, batch = 1024, 32 * 1024
+    steps = -(-MANY // batch)
+    tracemalloc.start()
+    try:
+        sampler, start = make(), steps + steps // 2
+        plan = ConstantPlan(len(sampler), batch, Duration(3, "ep"))
+        assert Clock.at(plan, start).step == start
+        request = next(iter(training_requests(plan, sampler.order, 7, world)(start)))
+        assert tracemalloc.get_traced_memory()[1] < 50e6
+    finally:
+        tracemalloc.stop()
+    assert (request.global_batch.epoch, request.global_batch.first) == (1, steps // 2 * batch)
+    assert request.positions.tolist() == list(range(steps // 2 * batch + 7 * 32, steps // 2 * batch + 8 * 32))
+    assert len({*request.indices.tolist()}) == 32 and 0 <= request.indices.min() <= request.indices.max() < MANY
+    assert request.indices.tolist() == make().order(1)(request.positions).tolist()
+
+
+def test_ranks_enumerate_only_the_batches_that_they_evaluate() -> None:
+    last = -(-MANY // 256) - 1
+    first_rank, last_rank = (list(evaluation_batches(MANY, 256, rank, 1024)) for rank in (0, last % 1024))
+    assert [batch.step for batch in first_rank[:2]] == [0, 1024]
+    assert [batch.step for batch in last_rank[:2]] == [last % 1024, last % 1024 + 1024]
+    assert len(first_rank) == len(last_rank) == last // 1024 + 1
+    assert last_rank[-1].step == last and last_rank[-1].first + last_rank[-1].count == MANY
