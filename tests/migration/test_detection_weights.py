@@ -207,43 +207,6 @@ def test_weights_of_torchvision_have_the_same_detections(
     assert_same_detections(detect(task, image), expected)
 
 
-FULL_SIZE: dict[str, Any] = {
-    "fasterrcnn_resnet50_fpn": "faster_rcnn",
-    "maskrcnn_resnet50_fpn": "mask_rcnn",
-    "maskrcnn_resnet50_fpn_v2": "mask_rcnn_v2",
-    "keypointrcnn_resnet50_fpn": "keypoint_rcnn",
-    "retinanet_resnet50_fpn": "retinanet",
-    "retinanet_resnet50_fpn_v2": "retinanet_v2",
-    "fcos_resnet50_fpn": "fcos",
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", FULL_SIZE)
-def test_networks_of_torchvision_give_the_same_detections(tmp_path: Path, name: str) -> None:
-    """The published networks at their size, with random weights."""
-    torch.manual_seed(0)
-    keys: dict[str, Any] = {"num_keypoints": len(POINTS)} if "keypoint" in name else {}
-    keys |= {"num_classes": 2 if "keypoint" in name else len(CLASSES) + 1, "min_size": IMAGE[0], "max_size": IMAGE[1]}
-    if "rcnn" in name:
-        keys |= {"rpn_post_nms_top_n_test": 100, "box_detections_per_img": 10}
-    elif "fcos" in name:
-        keys |= {"score_thresh": 0.2, "detections_per_img": 100}
-    net = randomize(getattr(theirs, name)(weights=None, weights_backbone=None, **keys), keys["num_classes"] - 1)
-    torch.save(net.state_dict(), tmp_path / "a.pth")
-    classes = CLASSES[:1] if "keypoint" in name else CLASSES
-    detector: Any = OURS[FULL_SIZE[name]]
-    if "box" in detector.keywords:
-        detector = partial(detector, box=replace(detector.keywords["box"], fc_dim=1024))
-    info = replace(INFO, classes=classes)
-    task = Detection(info, backbone=partial(timm, model="resnet50"), detector=detector)
-    load(task, tmp_path / "a.pth", strict=True)
-    image = torch.rand(3, *IMAGE)
-    with torch.no_grad():
-        expected = net([image])[0]
-    assert_same_detections(detect(task, image), expected, 1e-4)
-
-
 def test_full_size_models_are_loaded(tmp_path: Path) -> None:
     """The weights have the published names and shapes; of their 91 classes our model has the 80 of COCO."""
     net = theirs.fasterrcnn_resnet50_fpn(weights=None, weights_backbone=None, num_classes=91)
@@ -313,24 +276,14 @@ Arrays = dict[str, NDArray[np.float32]]
 
 
 class Zoo:
-    """A file of detectron2's model zoo: names (as in its sources) and shapes of the weights.
+    """A small file of detectron2's model zoo: names (as in its sources) and shapes of the weights.
 
     Args:
         detector: ``faster``, ``mask``, ``keypoint``, ``cascade`` or ``retinanet``.
-        depths, planes: of the four stages of the ResNet; its bottlenecks have four times as many channels as planes.
-        channels: of the pyramid.
-        width: of the layers fc1 and fc2.
     """
 
-    def __init__(
-        self,
-        detector: str,
-        depths: Sequence[int] = (2, 1, 1, 1),
-        planes: Sequence[int] = (8, 8, 16, 16),
-        channels: int = 32,
-        width: int = WIDTH,
-        classes: int = len(CLASSES),
-    ) -> None:
+    def __init__(self, detector: str) -> None:
+        depths, planes, channels, width, classes = (2, 1, 1, 1), (8, 8, 16, 16), 32, WIDTH, len(CLASSES)
         self._generator = np.random.default_rng(0)
         self.arrays: Arrays = {}
         self.resnet(depths, planes)
@@ -614,18 +567,6 @@ def test_heads_with_norms_have_the_outputs_of_the_reference(tmp_path: Path, norm
         torch.testing.assert_close(box.head(pooled), expected, atol=1e-4, rtol=1e-4)
         expected = row([f"roi_heads.mask_head.mask_fcn{place}" for place in range(1, 5)], pooled)
         torch.testing.assert_close(mask.layers(pooled), expected, atol=1e-4, rtol=1e-4)
-
-
-@pytest.mark.slow
-def test_a_full_size_file_is_loaded(tmp_path: Path) -> None:
-    """Mask R-CNN R50-FPN: 44 million parameters."""
-    zoo = Zoo("mask", (3, 4, 6, 3), (64, 128, 256, 512), 256, 1024, 80)
-    dataset_info = DatasetInfo(samples=1, classes=tuple(map(str, range(80))), boxes=True, masks=True)
-    detector = partial(
-        mask_rcnn, proposals=ProposalOptions(), pooling=PoolingOptions(), box=BoxOptions(), mask=MaskOptions()
-    )
-    task = Detection(dataset_info, backbone=partial(resnet, last_stride=2, stride_in_1x1=True), detector=detector)
-    assert len(load(task, zoo.write(tmp_path / "a.pkl"), strict=True).loaded) == len(zoo.arrays)
 
 
 def test_tensors_that_are_not_weights_are_skipped(tmp_path: Path) -> None:
