@@ -152,6 +152,7 @@ def test_errors_of_sources_with_an_exit_status_are_left_alone() -> None:
     [
         ({"seed": "3"}, "seed: expected an integer or null"),
         ({"sed": 3}, "sed: unknown key"),
+        ({"train": {}}, "train.length: expected a duration"),
         ({"optimizer": "lion"}, "optimizer: there is no optimizer 'lion'"),
         ({"optimizer": {"name": "sgd", "lr": 0}}, "optimizer.lr: expected a number > 0"),
         ({"hooks": {"stop": {"after": "3"}}}, "hooks.stop.after: expected a duration"),
