@@ -11,7 +11,7 @@ from typing import Any, NotRequired
 from typing_extensions import TypedDict
 
 from opabinia.config import ConfigError, Problem, Resolved
-from opabinia.config.datasets import validation_sets, with_validation_sets
+from opabinia.config.datasets import Section, validation_sets, with_validation_sets
 from opabinia.config.errors import listing, nearest
 from opabinia.engine.loop.evaluate import write_json
 from opabinia.runtime.json_files import InvalidFile, read_json
@@ -50,35 +50,46 @@ def choose_sets(
         ConfigError: there is no such set, the source cannot read other data, or the scores of other data would replace
             those of a validation set of the run.
     """
-    streams = validation_sets(resolved.config)
-    prefixes = [stream["prefix"] for stream in streams]
+    sets = validation_sets(resolved.config)
+    chosen = _named_sets(sets, splits) if splits else sets
+    sources = {section["prefix"]: section["source"] for section in validation_sets(trained.config)}
+    changed = [section for section in chosen if sources.get(section["prefix"], section["source"]) != section["source"]]
+    if data is not None or name is not None:
+        return _with_other_data(resolved, changed or chosen, sources, data, name)
+    if changed:
+        message = f"other data than that of the run's {changed[0]['prefix']!r} would replace the scores of that"
+        raise ConfigError(Problem("command line", "data.val", message, "", "", "add --name, or use --data PATH"))
+    return (
+        _with_sets(resolved, {section["prefix"]: section["prefix"] for section in sets}, chosen) if splits else resolved
+    )
+
+
+def _named_sets(sets: Sequence[Section], splits: Sequence[str]) -> list[Section]:
+    prefixes = [section["prefix"] for section in sets]
     for split in splits:
         if split not in prefixes:
             known = f"sets: {listing(prefixes) or 'none'}"
             message = f"there is no validation set {split!r}"
             raise ConfigError(Problem("command line", "--split", message, "", nearest(split, prefixes), known))
-    chosen = [stream for stream in streams if not splits or stream["prefix"] in splits]
-    sources = {section["prefix"]: section["source"] for section in validation_sets(trained.config)}
-    changed = [stream for stream in chosen if sources.get(stream["prefix"], stream["source"]) != stream["source"]]
-    if data is None and name is None:
-        if changed:
-            message = f"other data than that of the run's {changed[0]['prefix']!r} would replace the scores of that"
-            raise ConfigError(Problem("command line", "data.val", message, "", "", "add --name, or use --data PATH"))
-        return _with_sets(resolved, {prefix: prefix for prefix in prefixes}, chosen) if splits else resolved
-    if not chosen:
-        raise ConfigError(
-            Problem("", "data.val", "there is no validation set whose layout and transforms other data has")
-        )
-    stream, source = (changed or chosen)[0], (changed or chosen)[0]["source"]
+    return [section for section in sets if section["prefix"] in splits]
+
+
+def _with_other_data(
+    resolved: Resolved, sets: Sequence[Section], sources: Mapping[str, Any], data: Path | None, name: str | None
+) -> Resolved:
+    """The config with the first of ``sets`` only, for ``data`` if given; ``sources``: those of the run, by prefix."""
+    if not sets:
+        message = "there is no validation set whose layout and transforms other data has"
+        raise ConfigError(Problem("", "data.val", message))
+    section, source = sets[0], sets[0]["source"]
     if data is not None:
         source = redirect_source(source, data, "data.val.source")
     name = name or _default_name(data or Path(), sources)
     if "/" in name or name in _taken(sources):
-        message = (
-            f"{name!r} is not a name for the scores of other data than the run's: {listing(sorted(_taken(sources)))}"
-        )
+        taken = listing(sorted(_taken(sources)))
+        message = f"{name!r} is not a name for the scores of other data than the run's: {taken}"
         raise ConfigError(Problem("command line", "--name", message))
-    return _with_sets(resolved, {stream["prefix"]: name}, [{**stream, "prefix": name, "source": source}])
+    return _with_sets(resolved, {section["prefix"]: name}, [{**section, "prefix": name, "source": source}])
 
 
 def _taken(sources: Mapping[str, Any]) -> set[str]:
