@@ -251,14 +251,6 @@ def test_ties_count_as_top1() -> None:
     assert is_top1(logits, torch.tensor([[1, 2, -1]])).tolist() == [[True, False, False]]
 
 
-@pytest.mark.parametrize(("norm", "layers"), [("group", 10), ("none", 0)])
-def test_norms_of_the_head(norm: str, layers: int) -> None:
-    detector = DETECTORS["fcos"](norm=norm, num_convs=5)
-    assert sum(isinstance(module, nn.GroupNorm) for module in detector.modules()) == layers
-    retinanet = DETECTORS["retinanet"](norm=norm)
-    assert sum(isinstance(module, nn.GroupNorm) for module in retinanet.modules()) == (8 if layers else 0)
-
-
 def test_anchors_of_retinanet_follow_the_paper() -> None:
     detector = DETECTORS["retinanet"]()
     assert isinstance(detector, RetinaNet)
