@@ -30,23 +30,18 @@ def weights(folder: Path, step: int = 4) -> dict[str, torch.Tensor]:
 
 
 def test_a_run_starts_from_the_weights_of_another(teacher: Path, tmp_path: Path) -> None:
-    cold, _ = launch.train("classification/digits", SMALL, out=tmp_path / "cold")
-    warm, _ = launch.train("classification/digits", [*SMALL, f"init.weights={teacher}"], out=tmp_path / "warm")
-    assert losses(warm)[0]["train/loss"] < losses(cold)[0]["train/loss"] - 0.3
-    assert "tensors loaded" in (warm / "train.log").read_text()
-
-
-def test_only_the_backbone_is_initialized(teacher: Path, tmp_path: Path) -> None:
-    changes = [*SMALL, f"init.weights={teacher}", "init.target_prefix=backbone", "optimizer.lr=0.0"]
-    folder, _ = launch.train("classification/digits", changes, out=tmp_path)
-    plain, _ = launch.train("classification/digits", [*SMALL, "optimizer.lr=0.0"], out=tmp_path / "plain")
+    runs = {}
+    for name, prefix in (("random", None), ("all", ""), ("backbone", "backbone")):
+        init = [] if prefix is None else [f"init.weights={teacher}", f"init.target_prefix='{prefix}'"]
+        changes = [*SMALL, "train.length=1it", "optimizer.lr=0.0", *init]
+        runs[name] = launch.train("classification/digits", changes, out=tmp_path, name=name)[0]
+    assert losses(runs["all"])[0]["train/loss"] < losses(runs["random"])[0]["train/loss"] - 0.3
+    assert "tensors loaded" in (runs["all"] / "train.log").read_text()
+    expected, initialized, initial = weights(teacher, 40), weights(runs["backbone"], 1), weights(runs["random"], 1)
     name = "backbone.model.conv1.0.weight"
-    teacher_weights, initialized, random_weights = weights(teacher, 40), weights(folder), weights(plain)
-    assert torch.equal(initialized[name], teacher_weights[name]) and not torch.equal(
-        initialized[name], random_weights[name]
-    )
+    assert torch.equal(initialized[name], expected[name]) and not torch.equal(initialized[name], initial[name])
     heads = [key for key in initialized if key.startswith("head.")]
-    assert heads and all(torch.equal(initialized[key], random_weights[key]) for key in heads)
+    assert heads and all(torch.equal(initialized[key], initial[key]) for key in heads)
 
 
 def test_a_run_is_distilled(teacher: Path, tmp_path: Path) -> None:
