@@ -119,8 +119,10 @@ def _connect(protocol: str, bucket: str, _process: int) -> Any:
 
     url = f"{protocol}://{bucket}"
     try:
-        fs = fsspec.url_to_fs(url, use_listings_cache=False)[0]
-        if _EXTRAS.get(protocol) == "azure":
+        is_azure = _EXTRAS.get(protocol) == "azure"
+        # Not an instance of another bucket, whose client may be in use.
+        fs = fsspec.url_to_fs(url, use_listings_cache=False, skip_instance_cache=is_azure)[0]
+        if is_azure:
             from azure.storage.blob.aio import BlobServiceClient
 
             client = fs.service_client  # without an option of adlfs the SDK repeats each request for 84 seconds
