@@ -58,7 +58,7 @@ from opabinia.runtime.seeds import draw_seed, preserve_generators
 from opabinia.runtime.signals import Stopped
 from opabinia.runtime.text import plural
 from opabinia.tasks.distillation import Distill, DistilledTask
-from opabinia.tasks.multitask.batches import use_first_view
+from opabinia.tasks.multitask.partial_labels import use_first_view
 from opabinia.tasks.teachers import build_teacher
 from opabinia.training.compiling import ReportCompiled, compile_modules
 from opabinia.training.initial_normalization import warn_of_other_normalization

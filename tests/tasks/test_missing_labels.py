@@ -161,7 +161,7 @@ def test_a_rank_without_labeled_samples_does_not_change_the_normalizers(monkeypa
     """Two ranks, run one after the other, give the gradients of one process with all samples."""
     task, batch = make_model(), read_batch(["", "label", "boxes mask", "boxes mask label"])
     expected = compute_gradients(task, batch, slice(0, 4), 1)
-    for module in ("tasks.multitask.batches", "runtime.collectives"):
+    for module in ("tasks.multitask.partial_labels", "runtime.collectives"):
         monkeypatch.setattr(f"opabinia.{module}.world_size", lambda: 2)
     sums_by_rank: list[list[Tensor]] = [[], []]
     for rank, sums in enumerate(sums_by_rank):

@@ -41,15 +41,15 @@ from opabinia.models.losses.balance import FixedWeights
 from opabinia.models.norms import CurrentStream, convert_stream_batch_norm
 from opabinia.runtime.collectives import counted_samples
 from opabinia.runtime.device import move_tensor
-from opabinia.tasks.multitask.batches import (
+from opabinia.tasks.multitask.export import MultitaskExport
+from opabinia.tasks.multitask.idle import IdleParameters
+from opabinia.tasks.multitask.partial_labels import (
     batch_share,
     labeled_samples,
     select_samples,
     stream_factors,
     use_first_view,
 )
-from opabinia.tasks.multitask.export import MultitaskExport
-from opabinia.tasks.multitask.idle import IdleParameters
 from opabinia.tasks.multitask.presenter import MultitaskPresenter
 from opabinia.tasks.multitask.settings import Subtask
 from opabinia.visualization.presenters.by_keys import presenter_of
