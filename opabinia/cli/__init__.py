@@ -6,7 +6,6 @@ import io
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 from opabinia.cli.command_line import with_resume_value, without_dashes
 
@@ -58,12 +57,3 @@ class _LoadingNotice:
             sys.meta_path.remove(self)
             if sys.stderr.isatty() and not is_quiet() and not launched_rank(os.environ):
                 print("loading PyTorch", end="\r", file=sys.stderr, flush=True)
-
-
-def __getattr__(name: str) -> Any:
-    """``app``, imported when it is first used."""
-    if name == "app":
-        from opabinia.cli.commands import app
-
-        return app
-    raise AttributeError(f"module 'opabinia.cli' has no attribute {name!r}")

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import typer
 
-from opabinia.cli import app, completions
+from opabinia.cli import completions
+from opabinia.cli.commands import app
 from opabinia.config import Catalog, catalog
 from opabinia.config.keys import completed
 

@@ -35,6 +35,7 @@ CASES = [
     ("train", "Missing argument 'RECIPE'"),
     ("trian DIGITS", "No such command 'trian'"),
     ("train no/such --json --quiet", "error: no/such"),
+    (f"train reid/digits {CPU} data.batch_size=16 data.mix=[mixup]", "an image has one identity"),
     # keys and options as users of other frameworks type them
     ("config check DIGITS train.epochs=5", "train.epochs: unknown key (found 5); write train.length=5ep"),
     ("config check DIGITS optimizer.learning_rate=0.1", "write optimizer.lr=0.1"),

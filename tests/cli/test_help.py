@@ -12,7 +12,7 @@ import click
 import pytest
 import typer
 
-from opabinia.cli import app
+from opabinia.cli.commands import app
 
 HEAVY = {"torch", "torchvision", "timm", "sklearn", "numpy"}
 PROGRAM = Path(sys.executable).with_name("opabinia")

@@ -93,19 +93,3 @@ def test_labels_out_of_range_are_reported_before_the_first_step(label: int) -> N
     ):
         read_dataset_info(Stream(source=WrongLabel(label)))
     assert read_dataset_info(Stream(source=Digits())) == DatasetInfo(1437, channels=1, classes=tuple("0123456789"))
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (["data.mix=[mixup]"], "an image has one identity"),
-        (["optimizer=sgd", "optimizer.lr=1e38", "train.length=1it"], "embeddings are not finite, the first that of "),
-    ],
-    ids=["mixed", "diverged"],
-)
-def test_errors_during_training_are_reported(
-    changes: list[str], message: str, tmp_path: Path, opabinia: Callable[..., CommandResult]
-) -> None:
-    result = opabinia("train", "reid/digits", *SMALL, "data.batch_size=16", *changes, "--out", tmp_path)
-    assert result.status == 2
-    assert message in result.err and "Traceback" not in result.err

@@ -21,8 +21,8 @@ from typing import Any
 import pytest
 import typer
 
-from opabinia.cli import app
 from opabinia.cli.command_line import with_resume_value
+from opabinia.cli.commands import app
 from tests.cli.conftest import CommandResult
 from tests.docs.examples_data import small
 from tests.docs.pages import PAGES, ROOT, blocks

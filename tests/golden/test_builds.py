@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from opabinia.cli import app
+from opabinia.cli.commands import app
 from opabinia.config.compose import packaged_names
 from scripts.update_golden import smaller
 from tests.golden.test_losses import NEEDS

@@ -34,7 +34,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 import opabinia
-from opabinia.cli import app as program
+from opabinia.cli.commands import app as program
 from opabinia.config import ConfigError
 from opabinia.data.decoding.images import decode_bytes
 from opabinia.data.sources import Digits

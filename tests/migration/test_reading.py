@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from opabinia.cli import app
+from opabinia.cli.commands import app
 from opabinia.config import ConfigError, check, compose
 from opabinia.migration import System, convert, hydra, yacs
 from opabinia.migration.foreign_config import leaves

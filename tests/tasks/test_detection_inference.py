@@ -10,7 +10,7 @@ from PIL import Image
 from typer.testing import CliRunner, Result
 
 import opabinia
-from opabinia.cli import app
+from opabinia.cli.commands import app
 from opabinia.data.sources import DigitScenes
 from opabinia.inference import compare
 from opabinia.inference.predictor import Prediction, Predictor

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from opabinia.cli import app
+from opabinia.cli.commands import app
 from opabinia.visualization.report import comparison_rows, write_report
 from opabinia.visualization.report.charts import metric_sections
 from opabinia.visualization.report.run_data import as_subtask, read_run

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from opabinia.cli import app
+from opabinia.cli.commands import app
 from opabinia.config import ConfigError
 from opabinia.training.run_folder import resolve
 from opabinia.visualization import report as report_package
