@@ -110,6 +110,21 @@ def test_clipped_gradients_and_their_norm_before(keys: dict[str, float], expecte
             assert parameter.grad is not None and parameter.grad.tolist() == pytest.approx(values, abs=1e-5)
 
 
+def test_negative_gradients_are_clipped_by_value_too() -> None:
+    task = Fixed()
+
+    def negate() -> None:
+        for parameter in task.parameters():
+            assert parameter.grad is not None
+            parameter.grad.neg_()
+
+    step_of(task, clip_value=1.0)({}, ROW, CLOCK, negate)
+    assert [parameter.grad.tolist() for parameter in task.parameters() if parameter.grad is not None] == [
+        [-1, -1],
+        [0, -1],
+    ]
+
+
 @pytest.mark.parametrize("other", ["clip_each", "clip_value"])
 def test_contradictory_clipping_is_refused(other: str) -> None:
     with pytest.raises(ValueError, match="choose one"):
