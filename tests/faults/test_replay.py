@@ -86,7 +86,7 @@ data:
     transforms:
       - name: views
         views:
-          - {count: 2, transforms: [{name: RandomResizedCrop, size: 32}, blur]}
+          - {count: 2, transforms: [{name: RandomResizedCrop, size: 32}, random_gaussian_blur]}
           - {count: 1, transforms: [{name: RandomResizedCrop, size: 24}]}
   batch_size: 8
 optimizer: {name: sgd, lr: 0.01}
