@@ -225,7 +225,7 @@ def _rolled_back(session: Session, bad_batch: int, url: str | None) -> Session:
     """
     snapshot = _checkpoint_to_resume(session.folder, LAST, url)
     step = snapshot.step if snapshot else 0
-    skipped = session.skip_batches.union({bad_batch}, snapshot.state.get("skip_batches", ()) if snapshot else ())
+    skipped = session.skip_batches.union({bad_batch}, snapshot.state.get("left_out", ()) if snapshot else ())
     since = sum(batch >= step for batch in skipped)
     if since > MAX_ROLLBACKS or skipped.issuperset(range(bad_batch - MAX_ROLLBACKS + 1, bad_batch + 1)):
         message = f"{since} batches after step {step}, or {MAX_ROLLBACKS} in a row, had non-finite values"

@@ -77,7 +77,7 @@ def _skipped_batches(folder: Path) -> set[int]:
     """Return the batches that the run has skipped, according to its newest checkpoint."""
     newest = list_checkpoints(folder / "checkpoints")[-1:]
     try:
-        return set(read_state(newest[0]).get("skip_batches", ())) if newest else set()
+        return set(read_state(newest[0]).get("left_out", ())) if newest else set()
     except BadCheckpoint:
         return set()
 
@@ -92,6 +92,6 @@ def _for_replay(snapshot: Snapshot, step: int) -> Snapshot:
     """Remove from a checkpoint what refers to files of the run, hooks that are still due, and the skip of this step."""
     state = dict(snapshot.state)
     hooks = {key: value for key, value in state["hooks"].items() if key != "save_best"}
-    skipped = [batch for batch in state.get("skip_batches", ()) if batch != step - 1]
-    state |= {"hooks": hooks, "skip_batches": skipped, "due": None, "journal": {"offset": 0, "pending": []}}
+    skipped = [batch for batch in state.get("left_out", ()) if batch != step - 1]
+    state |= {"hooks": hooks, "left_out": skipped, "due": None, "journal": {"offset": 0, "pending": []}}
     return replace(snapshot, state=state)

@@ -113,7 +113,7 @@ class Session:
 
     def batches_to_skip(self) -> frozenset[int]:
         """Return the batches to skip, those of the checkpoint included."""
-        return self.skip_batches.union(self.resume.state.get("skip_batches", ()) if self.resume else ())
+        return self.skip_batches.union(self.resume.state.get("left_out", ()) if self.resume else ())
 
 
 @register.command(name="train")

@@ -45,7 +45,7 @@ def test_replay_with_two_processes(server: Server, trained: Trained, parallel: s
 def test_a_non_finite_step_is_replayed_with_its_batch(server: Server, trained: Trained) -> None:
     poisoned = "data.train={source: {name: poisoned, n: 65, sample: 40}}"
     folder = trained(1, poisoned, "train.on_nonfinite=rollback", "checkpoint.every=2it")
-    skipped_steps = read_checkpoint(checkpoint(folder, MANY_STEPS)).state["skip_batches"]
+    skipped_steps = read_checkpoint(checkpoint(folder, MANY_STEPS)).state["left_out"]
     step = skipped_steps[1] + 1
     program = server.run("replay", str(folder), "--step", str(step), status=1)
     assert f"train/loss is nan at step {step}" in program.err

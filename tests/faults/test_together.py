@@ -343,6 +343,6 @@ def test_rollback_restores_a_checkpoint_and_skips_the_batch(
     assert [line["step"] for line in lines] == list(range(1, 11))  # no gap, nothing twice
     assert [line["step"] for line in lines if "train/loss" not in line] == poisoned_steps
     newest = read_checkpoint(checkpoint(folder, 10))
-    assert newest.state["skip_batches"] == [step - 1 for step in poisoned_steps]
+    assert newest.state["left_out"] == [step - 1 for step in poisoned_steps]
     assert all(bool(tensor.isfinite().all()) for tensor in weights(folder, 10).values())
     assert f"the batch of step {poisoned_steps[0]} will be skipped" in (folder / "train.log").read_text()

@@ -102,7 +102,7 @@ class _State(TypedDict):
     optimizer: dict[Annotated[str, StringConstraints(pattern=r"\.")], Any]
     optimizer_kind: str
     train_step: dict[str, Any]
-    skip_batches: NotRequired[list[Counter]]
+    left_out: NotRequired[list[Counter]]
 
 
 class RunState(_State):

@@ -75,7 +75,7 @@ def take_snapshot(
         "optimizer_kind": optimizer_kind(step.optimizer),
         "train_step": step.state_dict(),
         "hooks": hooks.state_dict(),
-        "skip_batches": sorted(skip_batches),
+        "left_out": sorted(skip_batches),
     }
     files = {"model": mean_state_dict(run.task), "optimizer": tensors, **hooks.tensors()}
     return Snapshot(run.clock.step, files | gather_statistics(run.models), state)
