@@ -85,7 +85,7 @@ def select_features(features: Features, rows: Tensor) -> Features:
     """Return the features of some of the images.
 
     Args:
-        features: of all images.
+        features: features of all images.
         rows: the positions of those images (int64, on the device of the features).
     """
     columns: Any = features

@@ -34,9 +34,9 @@ class GlobalBatch:
     def rank_range(self, rank: int, world: int) -> range:
         """Return the samples of one rank, numbered within the batch.
 
-        Shares are contiguous, in the order of ranks, and differ in size by at most one. If the batch has fewer samples
-        than there are ranks, every rank takes all of them: an empty forward pass has no mean, and the mean over ranks
-        stays the same.
+        Each rank has neighboring samples, in the order of ranks, and their numbers differ by one at most. If there are
+        fewer samples than ranks, every rank takes all of them: an empty forward pass has no mean, and the mean over
+        ranks stays the same.
         """
         if self.count < world:
             return range(self.count)

@@ -20,7 +20,7 @@ class Stream:
     """A source and the transforms of its samples.
 
     Args:
-        source: of the samples.
+        source: dataset that is read.
         transforms: applied to each sample, in order.
     """
 
@@ -33,7 +33,7 @@ class TrainingStream(Stream):
     """A dataset to train on. A config has its values in ``data``, or next to the task that learns from it.
 
     Attributes:
-        source: of the samples.
+        source: dataset that is read.
         transforms: applied to each sample, in order.
         shuffle: a new order for each epoch.
         sampler: the samples of an epoch; None takes each sample once.
@@ -51,9 +51,10 @@ class ValidationStream(Stream):
     """A dataset to evaluate on.
 
     Args:
-        source: of the samples.
+        source: dataset that is read.
         transforms: applied to each sample, in order.
-        prefix: of the metrics: ``val`` gives ``val/top1``; of the data of a task, after its name: ``boxes/val/AP``.
+        prefix: first part of metric names: ``val`` gives ``val/top1``; for the data of a task it follows the name
+            of the task: ``boxes/val/AP``.
         task: in a multi-task run, the name of the task that is evaluated; of the data of a task, that task.
         every: period of its evaluation; null takes ``evaluate.every``.
 

@@ -144,7 +144,7 @@ def validation_losses(compute: Callable[[], Mapping[str, Tensor]], images: Tenso
     Args:
         compute: returns the losses. Detectors sample proposals, mask classifiers points: a fixed seed gives the same
             ones whenever this batch is evaluated.
-        images: of the batch (B x C x H x W).
+        images: images of the batch (B x C x H x W).
     """
     with torch.random.fork_rng([images.device] if images.is_cuda else []):
         torch.manual_seed(0)
@@ -178,7 +178,7 @@ def crop_windows(
         image: an image of a padded batch (C x H x W).
         image_size: its height and width.
         size: height and width of the windows; those of a smaller image are smaller.
-        overlap: of neighboring windows, relative to their sides.
+        overlap: overlap of neighboring windows, relative to their sides.
         batch_size: windows in a batch.
         multiple: see above.
     """

@@ -166,7 +166,7 @@ class DynamicWeightAverage(_MeasuredBalance):
 
 
 class _BalanceHook(Hook):
-    """Calls functions after each step, and after each epoch."""
+    """Calls functions after each backward pass, and after each training epoch."""
 
     def __init__(self, step: Callable[[], None], epoch: Callable[[], None] = lambda: None) -> None:
         self._step, self._epoch = step, epoch

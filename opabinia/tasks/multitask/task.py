@@ -59,10 +59,9 @@ from opabinia.visualization.presenters.by_keys import presenter_of
 class Multitask(Task):
     """Several tasks on one backbone: classification, detection, segmentation, re-identification, self-supervision.
 
-    Each task is an ordinary one whose backbone is a module that all of them have: its weights are saved once, and its
-    features are computed once for the tasks that read them. Images with labels
-    for some tasks only are streams of their own: an image is read by the tasks of its stream, and the losses of each
-    are means over its samples of the global batch.
+    Each task is an ordinary one. All have the same backbone as a module: its weights are saved once, and its features
+    are computed once for the tasks that read them. Images with labels for some tasks only are streams of their own: an
+    image is read by the tasks of its stream, and the losses of each are means over its samples of the global batch.
 
     Args:
         backbone: shared by all tasks.

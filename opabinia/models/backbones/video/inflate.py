@@ -37,9 +37,13 @@ def load_image_weights(net: Net, channels: int, model: str | None, inflation: In
     preprocessing that these were trained with. The weights are downloaded.
 
     Args:
+        net: the clip network.
         channels: channels of the frames.
         model: timm's name of the image network; None: the network stays as it is.
         inflation: see :func:`inflate_kernel`.
+
+    Returns:
+        ``net``.
 
     Raises:
         ValueError: timm has no such model, or its weights do not fill the network.
