@@ -140,7 +140,9 @@ def main() -> None:
     requests = list(training_requests(PLAN, EpochSampler(SAMPLES, 0, True).order, 0, 1)(0))
     for name in [word for word in sys.argv[1:] if word in CASES] or CASES:
         transforms, mixes = CASES[name]
-        reader = BatchReader(source, transforms, mixes, DatasetInfo(SAMPLES, 3, classes=source.classes), seed=0)
+        reader = BatchReader(
+            source, transforms, mixes, DatasetInfo(SAMPLES, channels=3, classes=source.classes), seed=0
+        )
         measure(reader, requests[0], requests[0].global_batch)
         rounds = [measure(reader, request, request.global_batch) for request in requests[:ROUNDS]]
         whole, worker, device, bytes_before, bytes_after = map(statistics.median, zip(*rounds, strict=True))

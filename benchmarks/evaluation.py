@@ -100,7 +100,7 @@ def by_hand(task: Classification, source: Noise) -> dict[str, float]:
 
 
 def ours(task: Classification, source: Noise, *, top_only: bool = False) -> dict[str, float]:
-    dataset_info = DatasetInfo(len(source), 3, classes=source.classes)
+    dataset_info = DatasetInfo(len(source), channels=3, classes=source.classes)
     loader = Loader(BatchReader(source), evaluation_requests(len(source), BATCH, 0, 1))
     if top_only:
         return evaluate(
@@ -130,7 +130,7 @@ def in_turn(sides: dict[str, Callable[[], Any]], against: str) -> None:
 def model_evaluations() -> None:
     for model, count, pixels in (("resnet18", 256, 64), ("test_resnet", 1024, 32)):
         source = Noise(count // 8 if QUICK else count, pixels)
-        dataset_info = DatasetInfo(len(source), 3, classes=source.classes)
+        dataset_info = DatasetInfo(len(source), channels=3, classes=source.classes)
         task = Classification(dataset_info, backbone=partial(timm, model=model), mean=MEAN, std=STD)
         sides = {
             "by hand": partial(by_hand, task, source),
@@ -271,7 +271,7 @@ def boxes_scores() -> None:
             evaluation.summarize()
         return float(evaluation.stats[0])
 
-    info = DatasetInfo(images, 3, classes=tuple(map(str, range(CLASSES))), boxes=True)
+    info = DatasetInfo(images, channels=3, classes=tuple(map(str, range(CLASSES))), boxes=True)
     title = f"AP of boxes, {images} images with {objects} objects and {detections} detections"
     compare_scores(title, partial(Coco, info), batches, pycocotools=pycocotools, faster_coco_eval=faster_coco_eval)
 
@@ -313,7 +313,7 @@ def maps_scores() -> None:
             metric.update(predicted[part].long(), target[part].long())
         return float(metric.compute())
 
-    info = DatasetInfo(images, 3, classes=tuple(map(str, range(CLASSES))), maps=True)
+    info = DatasetInfo(images, channels=3, classes=tuple(map(str, range(CLASSES))), maps=True)
     title = f"mIoU, {images} maps of {side} x {side}"
     compare_scores(title, partial(Semantic, info), batches, by_hand=by_hand, torchmetrics=torchmetrics)
 
@@ -333,7 +333,7 @@ def neighbors_scores() -> None:
         ({"embedding": query_embeddings[part]}, {"id": list(range(part.start, part.stop)), "label": labels[part]})
         for part in chunks(queries)
     ]
-    info = DatasetInfo(queries, 3, classes=tuple(map(str, range(CLASSES))))
+    info = DatasetInfo(queries, channels=3, classes=tuple(map(str, range(CLASSES))))
 
     def make() -> Knn:
         evaluator = Knn(info)
@@ -371,7 +371,7 @@ def gallery_scores() -> None:
         split = ((column[queries].numpy(), column[~queries].numpy()) for column in (vectors, labels, cameras))
         return by_sorting(*(side for pair in split for side in pair))
 
-    info = DatasetInfo(len(labels), 3, classes=tuple(map(str, range(100))), cameras=6, queries=True)
+    info = DatasetInfo(len(labels), channels=3, classes=tuple(map(str, range(100))), cameras=6, queries=True)
     title = f"mAP of {sizes[0]} queries in a gallery of {sizes[1]} x 256"
     compare_scores(title, partial(Retrieval, info), batches, by_hand=by_hand)
 

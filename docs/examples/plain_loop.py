@@ -39,8 +39,8 @@ def main(epochs: int = 4, seed: int = 0) -> dict[str, float]:
 
     plan = ConstantPlan(len(train), 64, Duration(epochs, "ep"))
     requests = training_requests(plan, EpochSampler(len(train), seed).order, rank=0, world=1)
-    for row, batch in Loader(BatchReader(train, augment, seed=seed), requests).iterate():
-        clock = Clock.at(plan, row.step)
+    for global_batch, batch in Loader(BatchReader(train, augment, seed=seed), requests).iterate():
+        clock = Clock.at(plan, global_batch.step)
         for group in optimizer.param_groups:
             group["lr"] = 0.004 * schedule(clock)
         loss, scalars = total_loss(task(batch, clock))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import KW_ONLY, dataclass, field, fields
 from typing import Annotated, Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -119,7 +119,8 @@ class DatasetInfo(DataFacts):
     """
 
     samples: Annotated[int, Ge(0)]
-    channels: Annotated[int, Interval(ge=1, le=1024)] = field(default=3, kw_only=True)
+    _: KW_ONLY
+    channels: Annotated[int, Interval(ge=1, le=1024)] = 3
     cameras: int = 0
     views: int = 0
     queries: bool = False

@@ -3,9 +3,10 @@
 from dataclasses import replace
 
 import numpy as np
+import pytest
 import torch
 
-from opabinia.contracts import RaggedArray, Sample, Source, SourceInfo
+from opabinia.contracts import DatasetInfo, RaggedArray, Sample, Source, SourceInfo
 
 INFO = SourceInfo(
     channels=1,
@@ -48,6 +49,12 @@ def test_a_concatenation_knows_what_all_its_sources_know() -> None:
     assert partly.labels is partly.present is None and partly.category_ids == () and not partly.boxes
     assert np.asarray(partly.sizes).shape == (8, 2)
     assert both.colors == () and not SourceInfo.concat([replace(INFO, maps=True), INFO]).maps
+
+
+def test_all_facts_but_the_number_of_samples_have_a_name() -> None:
+    assert DatasetInfo(4, channels=1) == DatasetInfo(samples=4, channels=1)
+    with pytest.raises(TypeError, match="positional"):
+        DatasetInfo(4, 1)  # type: ignore[misc]
 
 
 class Plain(Source):

@@ -390,14 +390,14 @@ def _batch_sampler(passes: Sequence[_Pass], instances: int, seed: int, samples: 
         return np.concatenate(identities)[interleaved].ravel()
 
     def order(epoch: int) -> Order:
-        def indices(positions: Indices) -> Indices:
+        def look_up(positions: Indices) -> Indices:
             batches, columns = np.divmod(np.asarray(positions, dtype=np.int64), batch_size)
             numbers, rows = np.unique(batches, return_inverse=True)
             table = [batch(epoch * batches_per_epoch + number) for number in numbers.tolist()]
-            found: Indices = np.array(table, dtype=np.int64)[rows.reshape(batches.shape), columns]
-            return found
+            indices = np.array(table, dtype=np.int64).reshape(-1, batch_size)
+            return indices[rows.reshape(batches.shape), columns]
 
-        return indices
+        return look_up
 
     return OrderSampler(batches_per_epoch * batch_size, order)
 

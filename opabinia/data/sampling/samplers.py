@@ -134,20 +134,20 @@ def _group_sampler(groups: Sequence[Indices], takes: Sequence[int], seed: int) -
         start = hash32(ORDER, seed, epoch) % length
         skipped = np.bincount(circle[:start], minlength=len(counts))
 
-        def indices(positions: Indices) -> Indices:
+        def look_up(positions: Indices) -> Indices:
             slots = (np.asarray(positions, dtype=np.int64) + start) % length
             group_of = circle[slots]
             drawn = (before[slots] - skipped[group_of]) % counts[group_of] + epoch * counts[group_of]
-            found = np.empty(slots.shape, dtype=np.int64)
+            indices = np.empty(slots.shape, dtype=np.int64)
             passes, within = np.divmod(drawn, sizes[group_of])
             # Few pairs: the samples of a batch belong to one or two passes of each group.
             for group, number in {*zip(group_of.ravel().tolist(), passes.ravel().tolist(), strict=True)}:
                 here = (group_of == group) & (passes == number)
                 permutation = Permutation(int(sizes[group]), hash32(DRAW, seed, group, number))
-                found[here] = members[starts[group] + permutation(within[here])]
-            return found
+                indices[here] = members[starts[group] + permutation(within[here])]
+            return indices
 
-        return indices
+        return look_up
 
     return OrderSampler(length, order)
 

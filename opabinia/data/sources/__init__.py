@@ -1,6 +1,7 @@
 """Sources: datasets and formats. A source returns a sample by its index, whatever was read before.
 
-Shared by several formats: ``*_base``, ``folder``, ``in_memory``, ``list_files``, ``labels``, ``annotation_*``.
+Shared by several formats: ``*_base``, ``folder``, ``in_memory``, ``list_files``, ``labels``, ``annotation_arrays``,
+``annotation_errors``, ``annotation_values``.
 """
 
 from opabinia.data.sources.annotation_tools import cvat as cvat

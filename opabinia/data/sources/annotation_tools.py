@@ -281,10 +281,10 @@ def _read_shape(element: Element) -> Polygon:
     """
     if element.tag in ("box", "ellipse"):
         is_box = element.tag == "box"
-        numbers = _attributes(element, "xtl ytl xbr ybr" if is_box else "cx cy rx ry")
-        if (numbers[2] < numbers[0] or numbers[3] < numbers[1]) if is_box else min(numbers[2:]) < 0:
-            raise ValueError(f"a {element.tag} of a negative size: {', '.join(f'{value:g}' for value in numbers)}")
-        polygon = rectangle(*numbers) if is_box else ellipse(*numbers)
+        sides = _attributes(element, "xtl ytl xbr ybr" if is_box else "cx cy rx ry")
+        if (sides[2] < sides[0] or sides[3] < sides[1]) if is_box else min(sides[2:]) < 0:
+            raise ValueError(f"a {element.tag} of a negative size: {', '.join(f'{value:g}' for value in sides)}")
+        polygon = rectangle(*sides) if is_box else ellipse(*sides)
         return rotate(polygon, parse_number(element.get("rotation") or "0"))
     points = [parse_number(value) for value in element.get("points", "").replace(";", ",").split(",")]
     if element.tag != "polygon" or len(points) < 6 or len(points) % 2:

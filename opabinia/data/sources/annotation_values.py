@@ -43,8 +43,8 @@ def shortened(value: Any) -> str:
 
 @contextmanager
 def errors_in(where: str, *types: type[Exception]) -> Iterator[None]:
-    """Raise errors of these types, ValueError if none is given, as ValueError whose text
-    begins with ``where``, such as ``a.csv, line 3: ``."""
+    """Raise errors of these types, ValueError if none is given, as ValueError whose text begins with ``where``, such as
+    ``a.csv, line 3: ``."""
     named = types or (ValueError,)
     try:
         yield

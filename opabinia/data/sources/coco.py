@@ -29,7 +29,14 @@ from opabinia.data.sources.annotation_values import (
     text,
     whole_number,
 )
-from opabinia.data.sources.detection_base import AnnotatedImages, DetectionListing, Empty, build_source, pick_classes
+from opabinia.data.sources.detection_base import (
+    AnnotatedImages,
+    DetectionListing,
+    Empty,
+    build_source,
+    check_not_both,
+    pick_classes,
+)
 from opabinia.data.sources.file_names import printable
 from opabinia.data.sources.folder import existing_folder
 from opabinia.data.sources.list_files import raise_for_invalid, read_json
@@ -79,6 +86,7 @@ def coco(
             oriented boxes are asked for.
     """
     file = file.expanduser()
+    check_not_both(masks, oriented)
     gc_enabled = gc.isenabled()
     # Millions of small objects are allocated and none is in a reference cycle: searching for cycles would take half
     # of the time.
@@ -361,8 +369,8 @@ class _AnnotationReader:
         self.listing.errors.add(kind, name, f"annotation {shortened(annotation['id'])}", value)
 
     def _add(self, annotation: Mapping[str, Any]) -> None:
-        label = _look_up(self.labels, annotation, "category_id", kinds.UNKNOWN_CLASS)
-        image = _look_up(self.index_of, annotation, "image_id", kinds.UNKNOWN_IMAGE)
+        label = self._look_up(self.labels, annotation, "category_id", kinds.UNKNOWN_CLASS)
+        image = self._look_up(self.index_of, annotation, "image_id", kinds.UNKNOWN_IMAGE)
         if image < 0 or label < 0:
             return
         number = check_id(self.listing.file, "annotation", annotation["id"])
@@ -384,6 +392,14 @@ class _AnnotationReader:
         self.listing.add(
             image, number, label, box, polygons=polygons, rle=rle, area=area, crowd=crowd, keypoints=keypoints
         )
+
+    def _look_up(self, index_of: Mapping[Any, int], annotation: Mapping[str, Any], key: str, kind: str) -> int:
+        """Return the index of a referenced image or class; -1 and an error if it does not exist."""
+        value = annotation[key]
+        if type(value) in (int, float) and value in index_of:
+            return index_of[value]
+        self._report(annotation, kind, f"{key} {shortened(value)}")
+        return -1
 
     def _segmentation(self, annotation: Mapping[str, Any], image: int) -> tuple[list[list[float]], bytes]:
         """Return polygons, or compressed RLE. Invalid polygons among valid ones are dropped."""
@@ -419,11 +435,3 @@ class _AnnotationReader:
             length = f"{len(values)} values, " if isinstance(values, list) and len(values) != count else ""
             raise _Invalid(kinds.BAD_KEYPOINTS, f"{length}{shortened(values)}, expected {count} numbers")
         return keypoints
-
-
-def _look_up(index_of: Mapping[Any, int], annotation: Mapping[str, Any], key: str, kind: str) -> int:
-    """Return the index of a referenced image or class."""
-    value = annotation[key]
-    if type(value) in (int, float) and value in index_of:
-        return index_of[value]
-    raise _Invalid(kind, f"{key} {shortened(value)}")

@@ -67,9 +67,6 @@ class DetectionListing:
         errors: those found while files are read.
         segmentations: of the objects; None if they are not kept.
         annotations: the objects, in the order in which they were added; set by :func:`build_source`.
-
-    Raises:
-        ValueError: both masks and oriented boxes are asked for.
     """
 
     file: Path
@@ -93,7 +90,6 @@ class DetectionListing:
     _rows: list[tuple[Any, ...]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        check_not_both(self.masks, self.oriented)
         self.segmentations = SegmentationArrays() if self.masks else None
 
     def add_image(self, name: bytes, size: tuple[int, int] = (0, 0)) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from opabinia.config import register
 from opabinia.contracts import Channels, InputPath
 from opabinia.data.sources import annotation_errors as kinds
-from opabinia.data.sources.annotation_errors import Broken
+from opabinia.data.sources.annotation_errors import Broken, check_errors
 from opabinia.data.sources.annotation_values import parse_number, shortened, text
 from opabinia.data.sources.detection_base import (
     AnnotatedImages,
@@ -65,6 +65,9 @@ def dota(
         lines = read_label_file(folder, label_file, listing.errors)
         if lines is not None:
             _add_objects(listing, listing.add_image(name), label_file, lines)
+    if images and not listing.names:
+        check_errors(folder, listing.errors.groups(), broken)
+        raise ValueError(f"{folder} has no label file that can be read")
     return build_source(listing, broken=broken, empty=empty, channels=channels)
 
 

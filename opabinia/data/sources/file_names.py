@@ -41,7 +41,7 @@ def decode_name(name: bytes) -> str:
 
 
 def printable(name: str) -> str:
-    """Return a name from a file, in which halves of characters may stand for bytes, as text that can be written."""
+    """Return a name as text that can be written anywhere: JSON may hold halves of characters."""
     return decode_name(name.encode("utf-8", "surrogatepass"))
 
 

@@ -114,8 +114,7 @@ def read_mat(file: Path) -> dict[str, Any]:
     from scipy.io import loadmat  # slow to import
 
     existing_file(file)
-    with errors_in(
-        f"{file} is no MATLAB file of version 7 or before: ", Exception
-    ):  # a damaged file can fail in any way
+    # A damaged file can fail in any way.
+    with errors_in(f"{file} is no MATLAB file of version 7 or before: ", Exception):
         content: dict[str, Any] = loadmat(str(file), simplify_cells=True)
     return content

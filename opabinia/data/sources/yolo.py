@@ -20,6 +20,7 @@ from opabinia.data.sources.detection_base import (
     DetectionListing,
     Empty,
     build_source,
+    check_not_both,
     pick_classes,
     read_label_file,
 )
@@ -67,6 +68,7 @@ def yolo(
             not allow; or both masks and oriented boxes are asked for.
     """
     data = data.expanduser()
+    check_not_both(masks, oriented)
     content, names = _read_yaml(data)
     root = (
         root.expanduser() if root else data.parent / os.path.expanduser(_text(data, "path", content.get("path") or "."))
@@ -76,8 +78,8 @@ def yolo(
         raise ValueError(f"{data}: path {path} leads to {root}, which is not a folder; set root")
     if "nc" in content and content["nc"] != len(names):
         raise ValueError(f"{data}: nc is {shortened(content['nc'])}, but {len(names)} classes have names")
-    numbers = list(names)
-    chosen = [numbers[index] for index in pick_classes(data, list(names.values()), classes)]
+    class_numbers = list(names)
+    chosen = [class_numbers[index] for index in pick_classes(data, list(names.values()), classes)]
     labels = dict.fromkeys(names, -1) | {number: label for label, number in enumerate(chosen)}
     listing = DetectionListing(
         file=data,
@@ -100,9 +102,9 @@ def yolo(
 
 def _read_yaml(data: Path) -> tuple[dict[str, Any], dict[int, str]]:
     """Return the content, and the names of the classes by their number, ascending."""
-    text = read_text(data)
+    yaml_text = read_text(data)
     try:
-        content = _load_yaml(text)
+        content = _load_yaml(yaml_text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a date that does not exist
         raise ValueError(f"{data} is not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(content, dict) or "names" not in content:

@@ -60,11 +60,15 @@ def detect_tiled(
     for image, image_size in zip(images, sizes, strict=True):
         windows = crop_windows(image, image_size, (tiles.size, tiles.size), tiles.overlap, tiles.batch_size, multiple)
         moved = [
-            move_to_image(found, (left, top), tile_size, image_size)
+            move_to_image(tile_detections, (left, top), tile_size, image_size)
             for corners, crops, tile_sizes in windows
-            for found, (top, left), tile_size in zip(detect(crops, tile_sizes), corners, tile_sizes, strict=True)
+            for tile_detections, (top, left), tile_size in zip(
+                detect(crops, tile_sizes), corners, tile_sizes, strict=True
+            )
         ]
-        detections.append(merge_tiles([found for found, _ in moved], [cut for _, cut in moved], tiles))
+        detections.append(
+            merge_tiles([tile_detections for tile_detections, _ in moved], [cut for _, cut in moved], tiles)
+        )
     return detections
 
 

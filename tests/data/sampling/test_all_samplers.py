@@ -113,6 +113,7 @@ def test_the_order_never_changes_and_depends_on_seed_and_epoch(
     for position in range(0, len(sampler), 5):
         assert order(np.array(position)) == expected[position] and other(np.array(position)).shape == ()
     even = len(sampler) // 2 * 2
+    assert order(np.zeros((0, 2), dtype=np.int64)).shape == (0, 2)
     assert order(np.arange(even)[::-1].reshape(2, -1)).ravel().tolist() == expected[:even][::-1].tolist()
     assert (
         epoch(make(3), 2).tolist() == expected.tolist() not in (epoch(sampler, 3).tolist(), epoch(make(4), 2).tolist())

@@ -305,6 +305,11 @@ def test_invalid_annotations_are_reported_clipped_or_dropped(
             assert (left < right).all() and (top < bottom).all() and sample["masks"].flatten(1).any(1).all()
 
 
+def test_an_unknown_class_and_an_unknown_image_are_both_reported(read: Reader) -> None:
+    with pytest.raises(ValueError, match=r"1 unknown class, 1 unknown image: .*category_id 5; .*image_id 99"):
+        read(annotation(category_id=5, image_id=99))
+
+
 def test_clipping(read: Reader) -> None:
     change = annotation(bbox=[50, 5, 20, 6], segmentation=[[50, 5, 70, 5, 70, 11, 50, 11]])
     sample = read(change, masks=True, broken="clip")[1]

@@ -76,6 +76,8 @@ def test_missing_label_files_and_folders(root: Path) -> None:
     (root / "labelTxt" / "P1.txt").write_bytes(b"\xff")
     with pytest.raises(ValueError, match=r"P1\.txt: 'utf-8' codec can't decode byte"):
         dota(root=root)
+    with pytest.raises(ValueError, match=r"labelTxt has no label file that can be read"):
+        dota(root=root, broken="drop")
 
 
 def test_the_data_check_reports_and_counts_oriented_boxes(root: Path) -> None:

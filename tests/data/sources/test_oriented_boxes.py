@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -87,8 +88,6 @@ def test_polygons_and_masks_of_coco_become_oriented_boxes(tmp_path: Path) -> Non
     assert not upright.info.oriented and upright[0]["ground_truth"].corners is None
     with pytest.raises(ValueError, match=r"sources\.1 has oriented: False, the first one True"):
         Concat(sources=[source, upright])
-    with pytest.raises(ValueError, match="oriented boxes have no masks; remove masks: true"):
-        coco(root=tmp_path, file=tmp_path / "a.json", oriented=True, masks=True)
 
 
 def test_broken_oriented_boxes_are_reported(tmp_path: Path) -> None:
@@ -108,6 +107,12 @@ def test_polygons_of_yolo_become_oriented_boxes(tmp_path: Path) -> None:
     sample = yolo(data=tmp_path / "data.yaml", oriented=True)[0]
     assert sample["ground_truth"].boxes.tolist() == [pytest.approx([20, 10, 20, 20])]
     assert sample["boxes"][0, 4].abs().item() == pytest.approx(45)
+
+
+def test_masks_of_oriented_boxes_are_refused_before_a_file_is_read(tmp_path: Path) -> None:
+    for read in (partial(coco, root=tmp_path, file=tmp_path / "no.json"), partial(yolo, data=tmp_path / "no.yaml")):
+        with pytest.raises(ValueError, match="oriented boxes have no masks; remove masks: true"):
+            read(oriented=True, masks=True)
 
 
 # --- digits -----------------------------------------------------------------------------------------------------------
