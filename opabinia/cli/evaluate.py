@@ -69,7 +69,7 @@ def evaluate(
         from opabinia.config.paths import check_input_paths, check_run_data
 
         check_input_paths([data] if data else [])
-        folder, chosen = open_run(run, overrides, None if weights == "both" else weights)
+        folder, chosen, overrides = open_run(run, overrides, None if weights == "both" else weights)
         which = "both" if weights == "both" else chosen
         check_run_data(folder, overrides, [] if data else ["data.val"])
         ranks = layout(nproc, nnodes, node_rank, rdzv_endpoint, max_restarts=0)

@@ -97,7 +97,7 @@ def export(
         if form != "huggingface" and (push or license):
             raise option_error("--push" if push else "--license", "it needs --format huggingface")
         _check_push(push, public=public, yes=yes)
-        folder, chosen = open_run(run, overrides, weights, classes)
+        folder, chosen, overrides = open_run(run, overrides, weights, classes)
         from opabinia.inference.export import Measured
         from opabinia.inference.export import export as write
 
@@ -110,7 +110,7 @@ def export(
 
             destination = find_destination(push, public=public)
         path = write(
-            *(folder, out, overrides or []),
+            *(folder, out, overrides),
             form=form, tolerance=tolerance, checkpoint=checkpoint, weights=chosen, measured=measured, license=license,
             task=split_names(task),
         )  # fmt: skip

@@ -81,18 +81,18 @@ def extract(
         from opabinia.config.paths import check_run_data
 
         keys = {"train": ["data.train"], "all": ["data.train", "data.val"]}
-        folder, chosen = open_run(run, overrides, weights)
+        folder, chosen, overrides = open_run(run, overrides, weights)
         ends = [name.rpartition("/")[2] for name in split_names(split)]  # boxes/train of a multi-task run
-        check_run_data(folder, overrides or [], [key for end in ends for key in keys.get(end, ["data.val"])])
+        check_run_data(folder, overrides, [key for end in ends for key in keys.get(end, ["data.val"])])
         words = ["--split", split, "--layers", layers, "--format", form, "--checkpoint", checkpoint]
         for option, value in {"--task": task, "--out": out, "--device": device, "--weights": chosen}.items():
             words += [option, str(value)] if value else []
         ranks = layout(nproc, nnodes, node_rank, rdzv_endpoint, max_restarts)
-        run_in_many(ranks, ["extract", str(folder), *(overrides or []), *words])
+        run_in_many(ranks, ["extract", str(folder), *overrides, *words])
         from opabinia.inference.extract import extract as write
         from opabinia.inference.load import RunModel
 
-        model = RunModel(folder, overrides or [], checkpoint, chosen, device)
+        model = RunModel(folder, overrides, checkpoint, chosen, device)
         names, target = split_names(split), None if is_url(out) else out
         written = write(model, target, splits=names, layers=split_names(layers), form=form, task=task)
         if is_url(out) and launched_rank(os.environ) == 0:

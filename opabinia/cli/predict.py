@@ -126,13 +126,13 @@ def predict(
     with report_errors():
         seconds = _window_seconds(every, window, features, excluded=bool(gallery or explain or split))
         inputs, gallery = _check_inputs(paths or [], split, task, gallery, rerank)
-        folder, chosen = open_run(run, changes, weights, classes)
+        folder, chosen, overrides = open_run(run, changes, weights, classes)
         from opabinia.inference import compare, windows
         from opabinia.inference import predict as prediction
         from opabinia.inference.load import RunModel
         from opabinia.runtime.log import logging_to
 
-        model = RunModel(folder, _overrides(changes, tile, overlap, task, gallery), checkpoint, chosen, device)
+        model = RunModel(folder, _overrides(overrides, tile, overlap, task, gallery), checkpoint, chosen, device)
         if split is not None:
             return compare.compare(model, split, out, max_images=max_images, min_score=score)
         with logging_to(None):
@@ -166,9 +166,9 @@ def _check_inputs(
 
 
 def _overrides(
-    changes: list[str] | None, tile: int | None, overlap: float | None, task: str, gallery: Path | None
+    changes: list[str], tile: int | None, overlap: float | None, task: str, gallery: Path | None
 ) -> list[str]:
-    """Return ``--set``, ``--tile`` and ``--overlap`` as changes to the config; ``task`` names the detector of a
+    """Return ``changes`` to the config with those of ``--tile`` and ``--overlap``; ``task`` names the detector of a
     multi-task run."""
     section = f"task.tasks.{task}.task.tiles" if task else "task.tiles"
     given = {"--tile": tile, "--overlap": overlap}
@@ -181,7 +181,7 @@ def _overrides(
         tiles = [f"{section}={{size: {tile}{'' if overlap is None else f', overlap: {overlap}'}}}"]
     else:
         tiles = [] if overlap is None else [f"{section}.overlap={overlap}"]
-    return [*(changes or []), *tiles]
+    return [*changes, *tiles]
 
 
 def _window_seconds(every: str | None, window: str | None, features: bool, *, excluded: bool) -> dict[str, Any]:

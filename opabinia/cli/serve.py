@@ -68,12 +68,13 @@ def serve(
         if exported and (checkpoint != "best" or weights or classes or changes or device or task):
             raise option_error("", f"{run} is an exported model, with its own weights, classes and transforms")
         with open_socket(host, port) as listener:
-            folder, chosen = (Path(run), None) if exported else open_run(run, changes, weights, classes)
+            opened = (Path(run), None, list[str]()) if exported else open_run(run, changes, weights, classes)
+            folder, chosen, overrides = opened
             from opabinia.inference.load import RunModel
             from opabinia.inference.serving.limits import Limits
             from opabinia.inference.serving.server import serve as run_server
 
             input_pixels = round(max_input_megapixels * 1e6) if max_input_megapixels else None
             limits = Limits(round(max_mb * 1e6), round(max_megapixels * 1e6), max_waiting, input_pixels)
-            model = RunModel(folder, changes or [], checkpoint, chosen, device)
+            model = RunModel(folder, overrides, checkpoint, chosen, device)
             run_server(model, listener, host=host, token=token, limits=limits, gallery=gallery, task=split_names(task))

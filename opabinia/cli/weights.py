@@ -16,19 +16,22 @@ if TYPE_CHECKING:
 
 def open_run(
     run: str, overrides: Sequence[str] | None, weights: str | None, classes: Path | None = None
-) -> tuple[Path, Weights | None]:
-    """Return the run folder, and which of its weights to use. For weights in a file the run folder is written.
+) -> tuple[Path, Weights | None, list[str]]:
+    """Return the run folder, which of its weights to use, and the changes to its config that remain to be applied.
+
+    For weights in a file the run folder is written, with the changes in its config: none remain.
 
     Args:
         run: a run folder, one in remote storage (``s3://bucket/runs/a``), or one that was exported to the Hugging Face
             Hub (``hf:OWNER/NAME``), which are downloaded; a recipe if ``weights`` is a file.
-        overrides: ``key=value`` of the recipe.
+        overrides: ``key=value``, changes to the config of the run or recipe.
         weights: ``raw``, ``ema``, a file, ``hf:OWNER/NAME``, or None for the better ones.
         classes: file with the class names of the weights, one a line.
 
     Raises:
         ConfigError: there is no such run, recipe or file, or the weights do not fit.
     """
+    overrides = list(overrides or [])
     from opabinia.config.compose import packaged_names
     from opabinia.config.paths import check_input_paths, check_run_folder
 
@@ -36,21 +39,21 @@ def open_run(
         if run.startswith("hf:") or is_url(run):
             from opabinia.training.run_folder import copy_downloaded_run
 
-            return copy_downloaded_run(run), cast("Weights | None", weights)
+            return copy_downloaded_run(run), cast("Weights | None", weights), overrides
         if Path(run).suffix in (".onnx", ".xml"):
             message = "is an exported model, for `opabinia serve` or predict.py next to it; give the folder of a run"
             raise option_error("", f"{run} {message}")
         if not Path(run).is_dir() and (Path(run).is_file() or run in packaged_names()):
             raise option_error("", f"{run} is a recipe: give the folder of one of its runs, or --weights FILE")
         check_run_folder(Path(run))
-        return Path(run), cast("Weights | None", weights)
+        return Path(run), cast("Weights | None", weights), overrides
     weights = local_copy(weights) if is_url(weights) else weights
     classes = Path(local_copy(classes)) if classes and is_url(classes) else classes
     check_input_paths([Path(path) for path in (weights, classes) if path and not str(path).startswith("hf:")])
     from opabinia.training.imported_weights import import_weights
 
     lines = classes.read_text(encoding="utf-8").splitlines() if classes else []
-    return import_weights(run, overrides or [], Path(weights), classes=[line for line in lines if line]), "raw"
+    return import_weights(run, overrides, Path(weights), classes=[line for line in lines if line]), "raw", []
 
 
 def local_run(run: str | Path) -> Path:

@@ -86,7 +86,7 @@ def extract_embeddings(model: RunModel, split: str = AUTO) -> Path:
     Raises:
         ConfigError: there is no such run or split.
     """
-    split = resolve_split(resolve(model.run), split)
+    split = resolve_split(resolve(model.run, model.overrides), split)
     if split == ALL:
         raise ConfigError(Problem("command line", "--split", "a map shows one set: train, or a validation set"))
     (folder,) = extract(model, model.run / "map" / split, splits=[split])

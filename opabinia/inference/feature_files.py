@@ -17,7 +17,7 @@ from opabinia.runtime.json_files import InvalidFile, read_json
 IDS = "ids"
 
 MAX_BYTES = 2**27
-"""Size of rows that are read at once, and are a row group of a Parquet table."""
+"""Maximum size of rows that are read at once; each such block is a row group of a Parquet table."""
 
 
 class FeatureRows(NamedTuple):

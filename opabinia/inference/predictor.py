@@ -137,8 +137,8 @@ class Predictor:
 
         Args:
             images: inputs of any size each.
-            order: order of the colors in arrays and tensors: OpenCV reads images as ``BGR``. Files and PIL images say
-                theirs.
+            order: order of the colors in arrays and tensors: OpenCV reads images as ``BGR``. Files and PIL images have
+                a known order.
 
         Raises:
             ValueError: an input is not an image, or of an unknown form; the text says which.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, compress
@@ -79,8 +79,10 @@ def training_samples(source: Source, predictor: Predictor) -> list[Gallery]:
     return [Gallery("Some of the training data", [GalleryRow(images)], note, of_data=True)]
 
 
-def validation_galleries(run: Path, split: str, source: Source, predictor: Predictor) -> Iterator[Gallery]:
-    """Yield the galleries of a validation set.
+def validation_galleries(
+    run: Path, split: str, source: Source, predictor: Predictor
+) -> list[Callable[[], list[Gallery]]]:
+    """Return functions that make the galleries of a validation set; an error in one leaves the others.
 
     Images of one class each get a gallery of mistakes if ``probabilities`` are predicted. Other samples get the
     comparisons that are drawn of them (:meth:`opabinia.contracts.Presenter.compare`); without any, ``embedding`` gives
@@ -89,14 +91,12 @@ def validation_galleries(run: Path, split: str, source: Source, predictor: Predi
     evaluation = compare.evaluation_name(run, split, predictor)
     indices = compare.select_samples(predictor, run, evaluation, source, VIDEOS if predictor.takes_video else COMPARED)
     if not indices:
-        return
+        return []
     is_compared = predictor.takes_video or source.info.single_labels is None
     if is_compared and compare.compare_sample(predictor, source[indices[0]], source.classes, OPTIONS) is not None:
         counted = compare.evaluation_details(run, evaluation).get("counted")
-        yield _comparisons(source, predictor, indices, counted["min_score"] if counted else None)
-    else:
-        yield from _queries(run, evaluation, source)
-        yield from _predictions(run, evaluation, source, predictor)
+        return [partial(_comparisons, source, predictor, indices, counted["min_score"] if counted else None)]
+    return [partial(_queries, run, evaluation, source), partial(_predictions, run, evaluation, source, predictor)]
 
 
 # --- choice of samples ------------------------------------------------------------------------------------------------
@@ -152,7 +152,9 @@ def _ground_truth(presenter: Presenter, sample: Sample, classes: Sequence[str]) 
 # --- comparisons ------------------------------------------------------------------------------------------------------
 
 
-def _comparisons(source: Source, predictor: Predictor, indices: Sequence[int], min_score: float | None) -> Gallery:
+def _comparisons(
+    source: Source, predictor: Predictor, indices: Sequence[int], min_score: float | None
+) -> list[Gallery]:
     """Return a gallery of ground truth beside predictions; of a detector those that its tables of errors count."""
     options = OPTIONS if min_score is None else OPTIONS._replace(min_score=min_score)
     rows: list[GalleryRow] = []
@@ -166,7 +168,7 @@ def _comparisons(source: Source, predictor: Predictor, indices: Sequence[int], m
                 rows.append(GalleryRow(images, str(sample["id"])))
     note = "samples with most errors in the last evaluation first"
     note += "" if min_score is None else f"; detections with a score of at least {min_score:.3g}"
-    return Gallery("Ground truth and predictions", rows, note)
+    return [Gallery("Ground truth and predictions", rows, note)]
 
 
 # --- retrieval --------------------------------------------------------------------------------------------------------

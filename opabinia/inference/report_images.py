@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -62,12 +62,18 @@ def write_images(model: RunModel) -> None:
         DiskError: the folder cannot be written.
     """
     run, path = model.run, chosen_checkpoint(model.run, model.checkpoint)
-    resolved = resolve(run)
+    resolved = resolve(run, model.overrides)
     splits = _splits(resolved)
     details = [run / "eval" / f"{names[-1]}{ema}" / "details.json" for names in splits.values() for ema in ("", "_ema")]
     content = b"".join(file.read_bytes() for file in (path / "state.json", *details) if file.is_file())
     digest = blake2b(content, digest_size=8).hexdigest()
-    about = {"format": FORMAT, "checkpoint": path.name, "weights": model.weights, "of": digest}
+    about = {
+        "format": FORMAT,
+        "checkpoint": path.name,
+        "weights": model.weights,
+        "overrides": list(model.overrides),
+        "of": digest,
+    }
     with suppress(OSError, ValueError):
         index = json.loads((run / FOLDER / INDEX).read_text(encoding="utf-8"))
         if isinstance(index, dict) and about.items() <= index.items():
@@ -79,11 +85,16 @@ def write_images(model: RunModel) -> None:
             for split in bar.track(names):
                 if (source := _open(resolved, split, contents)) is not None:
                     is_data = split not in {section["prefix"] for section in validation_sets(resolved.config)}
-                    make = training_samples if is_data else partial(validation_galleries, run, split)
-                    with _report_missing(contents, f"the data of {split}" if is_data else f"images of {split}"):
-                        for gallery in make(source, predictor):
-                            title = f"{task}: {gallery.title}" if task else gallery.title
-                            contents.galleries.append(replace(gallery, title=title))
+                    subject = f"the data of {split}" if is_data else f"images of {split}"
+                    functions: Sequence[Callable[[], list[Gallery]]] = []
+                    with _report_missing(contents, subject):
+                        samples = [partial(training_samples, source, predictor)]
+                        functions = samples if is_data else validation_galleries(run, split, source, predictor)
+                    for make in functions:
+                        with _report_missing(contents, subject):
+                            for gallery in make():
+                                title = f"{task}: {gallery.title}" if task else gallery.title
+                                contents.galleries.append(replace(gallery, title=title))
         if resolved.config["shapes"] is not None:
             with _report_missing(contents, "batches over time"):
                 contents.batches = _batch_charts(resolved)

@@ -77,7 +77,7 @@ _FETCHED_WHEN_READ = (
 )
 _PLACEHOLDER = stat.S_IWUSR
 _COUNTED_EVERY = 10 * 10**9  # bytes that are fetched, at most, before the free space of the disk is looked at again
-_RESERVES = 1000  # a process reserves this fraction of the room; many processes must leave most of it to the others
+_RESERVES = 1000  # a process reserves 1/1000 of the room: many processes must leave most of it to the others
 
 _used = False  # whether this process, or the one that forked it, reads local copies
 

@@ -14,7 +14,11 @@ from PIL import Image
 
 from opabinia import ConfigError, load
 from opabinia.cli.weights import open_run
+from opabinia.inference import export
+from opabinia.inference.load import RunModel
+from opabinia.inference.serving import server
 from opabinia.training.imported_weights import import_weights
+from opabinia.training.run_folder import resolve
 from tests.cli.conftest import SIX_STEPS, CommandResult
 
 Opabinia = Callable[..., CommandResult]
@@ -50,6 +54,31 @@ def test_eval_extract_and_predict_of_a_file(opabinia: Opabinia, weights: Path, s
     assert list((tmp_path / "runs" / RECIPE).iterdir()) == [folder], "the same file and config: the same folder"
 
 
+def test_a_file_takes_variables_of_the_recipe(
+    opabinia: Opabinia, weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are in the config of the folder that is written, which has no ``vars``."""
+    (tmp_path / "mine.yaml").write_text(
+        f'base: {RECIPE}\nvars: {{workers: 1}}\ndata: {{num_workers: "${{vars.workers}}"}}'
+    )
+    Image.new("L", (8, 8), 200).save(tmp_path / "a.png")
+    served: list[RunModel] = []
+    monkeypatch.setattr(server, "serve", lambda model, listener, **options: served.append(model))
+    exported: list[object] = []
+    monkeypatch.setattr(export, "export", lambda *arguments, **options: exported.append(arguments))
+    options = ["--weights", weights, "--set", "vars.workers=0", "--set", "train.device=cpu"]
+    for words in (["predict", "mine.yaml", "a.png"], ["serve", "mine.yaml", "--port", "0"]):
+        result = opabinia(*words, *options)
+        assert result.status == 0, result.err
+    for command in ("eval", "extract", "export"):
+        result = opabinia(command, "mine.yaml", *(word for word in options if word != "--set"))
+        assert result.status == 0, result.err
+    (folder,) = (tmp_path / "runs" / "mine").iterdir()
+    assert resolve(folder).config["data"]["num_workers"] == 0
+    assert served[0].run == folder.relative_to(tmp_path) and served[0].load().classes == tuple(DIGITS)
+    assert exported == [(served[0].run, None, [])]
+
+
 @torch.no_grad()
 def test_weights_of_timm_have_the_outputs_of_timm(tmp_path: Path) -> None:
     torch.manual_seed(0)
@@ -79,8 +108,8 @@ def test_incomplete_weights_are_rejected(tmp_path: Path) -> None:
 
 def test_class_names_are_read_from_a_file(weights: Path, tmp_path: Path) -> None:
     (tmp_path / "classes.txt").write_text("\n".join(DIGITS))
-    folder, selected = open_run(RECIPE, SIX_STEPS, str(weights), tmp_path / "classes.txt")
-    assert selected == "raw" and load(folder).classes == tuple(DIGITS)
+    folder, selected, changes = open_run(RECIPE, SIX_STEPS, str(weights), tmp_path / "classes.txt")
+    assert (selected, changes) == ("raw", []) and load(folder).classes == tuple(DIGITS)
     assert import_weights(RECIPE, SIX_STEPS, weights, classes=DIGITS) == folder.relative_to(".")
 
 

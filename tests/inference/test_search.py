@@ -54,7 +54,7 @@ def search_index(
     def search_index(**options: Any) -> tuple[dict[str, Any], int]:
         embedded.clear()
         capsys.readouterr()
-        model = RunModel(run, checkpoint=options.pop("checkpoint", "best"))
+        model = RunModel(run, options.pop("overrides", ()), checkpoint=options.pop("checkpoint", "best"))
         search(model, gallery, [query], as_json=True, **{"index": index, "nearest": 5, **options})
         (line,) = capsys.readouterr().out.splitlines()
         return json.loads(line), sum(embedded)
@@ -109,6 +109,11 @@ def test_by_default_the_index_is_in_the_run_and_rebuilt_for_another_checkpoint(
     embedded = [search_index(index=None, checkpoint=name)[1] for name in ("last", "last", "step-00000030")]
     assert embedded == [21, 1, 21]
     assert len(list((run / "search").glob("gallery-*.faiss"))) == 1
+
+
+def test_other_transforms_rebuild_the_index(search_index: SearchIndex) -> None:
+    larger = ["data.val.transforms=[{name: Resize, size: 40}]"]
+    assert [search_index(overrides=changes)[1] for changes in ([], larger, larger, [])] == [21, 21, 1, 21]
 
 
 def test_another_file_is_not_overwritten(search_index: SearchIndex, gallery: Path) -> None:

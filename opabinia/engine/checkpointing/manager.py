@@ -91,7 +91,7 @@ class CheckpointManager:
 
     def __init__(self, folder: Path, keep: int, capture: Callable[[], Snapshot]) -> None:
         self.folder, self.keep, self.capture = folder, keep, capture
-        self._writes = is_rank_zero()  # what all processes share; of sharded models every process writes its shard
+        self._writes = is_rank_zero()  # rank 0 writes what is shared; every rank writes its shard of a sharded model
         self.last_saved_step: int | None = None
         self._buffers = HostBuffers()
         self._background = Background("checkpoints")

@@ -11,7 +11,7 @@ what is left and stops when it reads a line from stdin.
 A checkpoint is uploaded before the pointers ``last`` and ``best`` name it, and its ``state.json`` after its other
 files: without one it is not complete. Until then ``state.json.part`` has the same content; by it a later process
 recognizes the files of the same checkpoint, which are not sent again. In remote storage as many checkpoints are kept
-as on the disk. ``put`` of fsspec serves neither: it has no order, and sends all files again. Imports no torch.
+as on the disk. fsspec's ``put`` is not used: it has no order and sends all files again. Imports no torch.
 """
 
 from __future__ import annotations

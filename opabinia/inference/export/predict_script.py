@@ -48,8 +48,8 @@ def main(path: str, *files: str) -> None:
         prediction = {} if tasks else describe(tensors, classes, factor, size)
         for task, task_about in tasks.items():  # a multi-task model: the outputs of each task begin with its name
             start = f"{task}/"
-            outputs = {name.removeprefix(start): rows for name, rows in tensors.items() if name.startswith(start)}
-            prediction[task] = describe(outputs, task_about["classes"], factor, size)
+            task_outputs = {name.removeprefix(start): rows for name, rows in tensors.items() if name.startswith(start)}
+            prediction[task] = describe(task_outputs, task_about["classes"], factor, size)
         print(json.dumps({"path": file, **prediction}))
 
 

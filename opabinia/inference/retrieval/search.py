@@ -76,7 +76,7 @@ def search(
         predictor = replace(model, checkpoint=str(path)).load()
         query_files = list(find_files(queries, videos=predictor.takes_video))
         gallery_files = list(find_files([gallery], videos=predictor.takes_video))
-        contents = describe_index(model.run, path, predictor.weights, gallery, gallery_files)
+        contents = describe_index(model, path, predictor.weights, gallery, gallery_files)
         searched = open_gallery(file, contents, predictor, gallery, gallery_files)
         searched = searched.with_reranking() if rerank else searched
     folder = gallery if gallery.is_dir() else gallery.parent
@@ -123,7 +123,7 @@ class _Description(TypedDict):
     pictures: list[str]
 
 
-def describe_index(run: Path, checkpoint: Path, weights: str, gallery: Path, paths: Sequence[Path]) -> Contents:
+def describe_index(model: RunModel, checkpoint: Path, weights: str, gallery: Path, paths: Sequence[Path]) -> Contents:
     """Return the inputs of an index, as in its ``.json`` file; if they change, it is rebuilt.
 
     Returns:
@@ -131,7 +131,7 @@ def describe_index(run: Path, checkpoint: Path, weights: str, gallery: Path, pat
         weights; ``gallery``: the folder; ``files``: name, size in bytes and modification time in nanoseconds of each
         image.
     """
-    config = resolve(run).config
+    config = resolve(model.run, model.overrides).config
     sets = validation_sets(config)
     preprocessing = {
         "task": config["task"],

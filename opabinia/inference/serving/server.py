@@ -82,7 +82,7 @@ def _load(
             name_of_task, classes = predictor.task.metadata["task"], predictor.task.classes
         else:
             predictor = model.load(task)
-            section, classes = resolve(model.run).config["task"], {}
+            section, classes = resolve(model.run, model.overrides).config["task"], {}
             name_of_task = section["tasks"][task[0]]["task"]["name"] if len(task) == 1 else section["name"]
             if isinstance(predictor.task, Multitask):
                 classes = {name: subtask.dataset_info.classes for name, subtask in predictor.task.tasks.items()}

@@ -12,6 +12,9 @@ from opabinia.visualization.report.run_data import RunData, as_subtask, holds_ru
 
 NONE: Mapping[str, Path] = MappingProxyType({})
 
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+"""Names of the runs of a report, which limit their number."""
+
 
 def compared_runs(folders: Sequence[Path], compare: Mapping[str, Path] = NONE) -> dict[str, Path]:
     """Return the folder of the single-task run of each task that is compared with one.
@@ -22,7 +25,7 @@ def compared_runs(folders: Sequence[Path], compare: Mapping[str, Path] = NONE) -
         compare: folders by task, which replace those of the configs.
 
     Raises:
-        ConfigError: no run has such a task, or a folder of ``compare`` holds no run.
+        ConfigError: no run has such a task, a folder holds no run, or there are too many.
     """
     runs = [read_run(folder) for folder in folders]
     tasks = list(dict.fromkeys(name for run in runs for name in run.subtasks))
@@ -34,7 +37,10 @@ def compared_runs(folders: Sequence[Path], compare: Mapping[str, Path] = NONE) -
         read_run(folder)  # an error before any work is done
     named = [item for run in runs for item in run.comparisons.items() if holds_run(item[1])]
     singles = {**dict(named), **compare}
-    return {name: singles[name] for name in tasks if name in singles}
+    singles = {name: singles[name] for name in tasks if name in singles}
+    if (number := len(folders) + len(singles)) > len(LETTERS):
+        raise ConfigError(Problem("command line", "", f"{number} runs; a report is of at most {len(LETTERS)}"))
+    return singles
 
 
 def differences(run: RunData, single: RunData) -> dict[str, float]:

@@ -9,20 +9,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from opabinia.config import ConfigError, Problem
 from opabinia.config.check import DEFAULT
 from opabinia.runtime.files import write_atomic
 from opabinia.visualization.report.blocks import Block, Chart, Gallery, Section, Table
 from opabinia.visualization.report.charts import AXES, batch_charts, metric_sections
-from opabinia.visualization.report.comparison import compared_runs, differences, total_cost
+from opabinia.visualization.report.comparison import LETTERS, compared_runs, differences, total_cost
 from opabinia.visualization.report.images import ByteBudget, checkpoint_step, galleries_of, read_index
 from opabinia.visualization.report.run_data import RunData, as_subtask, read_run
 from opabinia.visualization.report.tables import blocks_of
 from opabinia.visualization.report.templating import template
 from opabinia.visualization.report.untrusted_json import dict_of, dicts_of, number_of, texts_of
 
-LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-MAX_RUNS = len(LETTERS)
 EVALUATION_KEYS = ("data", "samples", "checkpoint", "weights", "overrides")
 
 
@@ -90,8 +87,6 @@ def page_of(folders: Sequence[Path], compare: Mapping[str, Path] | None = None) 
     singles = compared_runs(folders, compare or {})
     single = [as_subtask(read_run(folder), name) for name, folder in singles.items()]
     runs, budget = [*map(read_run, folders), *single], ByteBudget()
-    if len(runs) > MAX_RUNS:
-        raise ConfigError(Problem("command line", "", f"{len(runs)} runs; a report is of at most {MAX_RUNS}"))
     chapters = [_chapter(letter, run, budget) for letter, run in zip(LETTERS, runs, strict=False)]
     charts: list[Chart] = []
 

@@ -322,6 +322,9 @@ def test_the_command(make: Make, tmp_path: Path) -> None:
     result = command(first)
     assert result.exit_code == 0 and "no images of" in result.stderr, "without a checkpoint there are no predictions"
     assert (first / "report.html").is_file()
+    result = command(*[first] * 27)
+    assert result.exit_code == 2 and "27 runs; a report is of at most 26" in result.stderr
+    assert "no images of" not in result.stderr, "the number is checked before images are made"
     result = command(second, tmp_path / "nowhere")
     assert result.exit_code == 2
     assert "there is no folder" in result.stderr and "Traceback" not in result.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections import Counter
 from pathlib import Path
 
@@ -89,9 +90,22 @@ def test_images_are_made_once_per_checkpoint(run: Path) -> None:
     before = index.stat().st_mtime_ns
     write_images(RunModel(run))
     assert index.stat().st_mtime_ns == before
+    write_images(RunModel(run, ["data.val.transforms=[{name: Resize, size: 40}]"]))
+    assert index.stat().st_mtime_ns != before, "other overrides"
     index.write_text("{}")
     write_images(RunModel(run))
     assert json.loads(index.read_text())["groups"]
+
+
+def test_queries_that_cannot_be_read_leave_the_predictions(run: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(run, tmp_path / "run", ignore=shutil.ignore_patterns("pictures")))
+    file = copy / "eval" / "val" / "details.json"
+    query = {"query": "removed", "nearest": [], "right": [], "AP": 0.0, "first_match": 1}
+    file.write_text(json.dumps({**json.loads(file.read_text()), "retrieval": {"worst": [query]}}))
+    write_images(RunModel(copy))
+    index = json.loads((copy / "pictures" / "index.json").read_text())
+    assert [group["title"] for group in index["groups"]][:2] == ["Some of the training data", "Most wrong"]
+    assert index["missing"] == ["images of val: 'removed'"]
 
 
 def test_missing_data_is_reported(run: Path, tmp_path: Path) -> None:
