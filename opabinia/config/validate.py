@@ -54,11 +54,12 @@ def fit(
         if visit is not None and (isinstance(value, dict) or (isinstance(value, str) and not spec.get("name"))):
             return visit(spec, value, place, key)
     elif kind == "dict":
-        if isinstance(value, dict) and all(isinstance(name, str) for name in value) and _has_length(spec, value):
+        if isinstance(value, dict) and all(isinstance(name, str) for name in value):
             of = spec["of"]
             removes = holds_part(of) and not accepts(of, None)  # null removes an inherited part
             kept = {name: item for name, item in value.items() if item is not None or not removes}
-            return {name: fit(of, item, (*place, name), report, visit, name) for name, item in kept.items()}
+            if _has_length(spec, kept):
+                return {name: fit(of, item, (*place, name), report, visit, name) for name, item in kept.items()}
     elif kind in ("list", "tuple"):
         is_tuple = kind == "tuple" or bool(spec.get("tuple"))
         if isinstance(value, (list, tuple) if is_tuple else list) and _has_length(spec, value):

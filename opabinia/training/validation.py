@@ -184,7 +184,8 @@ def _task_and_additional(
     additional: Sequence[Callable[[DatasetInfo], Evaluator]], task: Task, dataset_info: DatasetInfo
 ) -> list[Evaluator]:
     """The task's evaluators and the additional ones, which replace those of the task that compute a score of theirs."""
-    of_task, added = task.evaluators(dataset_info), [make(dataset_info) for make in additional]
+    of_task = _checked(task.evaluators(dataset_info))
+    added = _checked([make(dataset_info) for make in additional])
     names = {name for evaluator in added for name in evaluator.better}
     kept = [evaluator for evaluator in of_task if not names & evaluator.better.keys()]
     # The first score of all selects the best checkpoint.
@@ -192,7 +193,20 @@ def _task_and_additional(
 
 
 def _only(make: Callable[[DatasetInfo], Evaluator], task: Task, dataset_info: DatasetInfo) -> list[Evaluator]:
-    return [make(dataset_info)]
+    return _checked([make(dataset_info)])
+
+
+def _checked(evaluators: list[Evaluator]) -> list[Evaluator]:
+    """Return evaluators that derive from :class:`opabinia.contracts.Evaluator`.
+
+    Raises:
+        ConfigError: one does not.
+    """
+    for evaluator in evaluators:
+        if not isinstance(evaluator, Evaluator):
+            message = f"{type(evaluator).__name__} does not derive from opabinia.contracts.Evaluator"
+            raise ConfigError(Problem("", "evaluate.evaluators", message))
+    return evaluators
 
 
 def _evaluation_loader(data: Data, batch_size: int, device: torch.device, reader: BatchReader) -> Loader:
@@ -213,8 +227,9 @@ def available_scores(task: Task, validation: Sequence[ValidationSet], training_i
     """Return the names of the scores that the evaluations compute, and which way each is better.
 
     Raises:
-        ConfigError: the task cannot be evaluated on a set, two evaluators compute the same score, or one that learns
-            the classes of the training data evaluates a set with others.
+        ConfigError: the task cannot be evaluated on a set, an evaluator does not derive from
+            :class:`opabinia.contracts.Evaluator`, two evaluators compute the same score, or one that learns the classes
+            of the training data evaluates a set with others.
     """
     scores: dict[str, str] = {}
     for val_set in validation:

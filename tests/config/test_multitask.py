@@ -113,6 +113,11 @@ def test_each_mistake_is_one_problem(tmp_path: Path) -> None:
         assert problem.where.startswith((str(tmp_path), "command line")), str(problem)
 
 
+def test_not_all_tasks_can_be_null(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"task\.tasks: expected a mapping .*\(not empty\)"):
+        resolve(tmp_path, TASKS, *(f"task.tasks.{name}=null" for name in TASKS))
+
+
 def test_an_override_with_a_mistyped_name(tmp_path: Path) -> None:
     tasks = {"boxes": TASKS["a"], "maps": TASKS["b"]}
     with pytest.raises(ConfigError) as caught:

@@ -76,6 +76,8 @@ def test_hooks_of_the_task_and_the_user_have_their_places() -> None:
     built_in = {**{name: Hook() for name in reversed(names)}, "bottleneck": None}
     hooks = order_hooks(built_in, {"task.0": Hook()}, {"mine": Hook()})
     assert list(hooks) == [*names[:2], "task.0", "ema", "mine", *names[3:]]
+    with pytest.raises(KeyError, match="no place in the order of hooks: later"):
+        order_hooks({**built_in, "later": Hook()}, {}, {})
 
 
 def test_the_clock_and_the_scores_that_hooks_see(tmp_path: Path) -> None:

@@ -187,6 +187,8 @@ def test_nearest(variant: Variant, k: int) -> None:
     nearest = reranked.nearest(k)
     assert torch.equal(nearest[0], distances[:, :k])
     assert torch.equal(nearest[1], columns[:, :k])
+    with pytest.raises(ValueError, match=r"^k is 0; it is at least 1$"):
+        reranked.nearest(0)
 
 
 # --- inputs -----------------------------------------------------------------------------------------------------------

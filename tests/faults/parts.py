@@ -17,6 +17,7 @@ from opabinia.contracts import (
     Backbone,
     Batch,
     Count,
+    DatasetInfo,
     Hook,
     ParallelTask,
     Phase,
@@ -225,6 +226,14 @@ class SomeScenes(DigitScenes):
         }
         targets |= {key: sample[key][:0] for key in ("labels", "visibility") if key in sample}
         return {**sample, **targets, "ground_truth": replace(ground_truth, **empty)}
+
+
+@register.evaluator
+class Underived:
+    """Has scores, but does not derive from Evaluator."""
+
+    def __init__(self, dataset_info: DatasetInfo, /) -> None:
+        self.better, self.dataset_info = {"share": "max"}, dataset_info
 
 
 @register.hook

@@ -96,6 +96,7 @@ def test_an_evaluator_of_a_single_set(recipe: Path) -> None:
     assert set(scores(folder)[2]) == names("val", TASK_SCORES, COLLAPSE) | names("other", TASK_SCORES, COLLAPSE, KNN)
 
 
+UNDERIVED = "Underived does not derive from opabinia.contracts.Evaluator"
 SIMCLR = (
     "task={name: simclr, backbone: tiny, mean: [0.3], std: [0.38]}",
     "data.train.transforms=[{name: views, views: [{count: 2, transforms: []}]}]",
@@ -112,6 +113,8 @@ PROBE = ADDED % ("probe", "{name: linear_probe, %s}")
         ([ADDED % ("twice", "knn")], "two evaluators compute the score 'val/knn_top1': remove one"),
         (["evaluate.evaluators.often.on=vla"], "there is no validation set 'vla'.*'val'"),
         ([ADDED % ("often", "kn")], "there is no evaluator of this name .*did you mean 'knn'"),
+        ([ADDED % ("often", "underived")], f"evaluate.evaluators: {UNDERIVED}"),
+        ([ADDED % ("always", "underived")], f"evaluate.evaluators: {UNDERIVED}"),
         ([PROBE % "layers: [backbone.layer.0]"], "there is no layer 'backbone.layer.0'; near: backbone.layers.0"),
         ([PROBE % "validation_fraction: 0"], "validation_fraction is 0"),
         ([ADDED % ("probe", "{name: low_shot, shots: [0]}")], "shots"),
@@ -121,7 +124,10 @@ PROBE = ADDED % ("probe", "{name: linear_probe, %s}")
             "evaluate.evaluators: Knn: learns the 0 classes of the training data, and val_often has 10 others",
         ),
     ],
-    ids=["twice", "another set", "a name", "a layer", "nothing held out", "no shots", "an unused layer", "no classes"],
+    ids=[
+        *("twice", "another set", "a name", "not derived, own period", "not derived", "a layer", "nothing held out"),
+        *("no shots", "an unused layer", "no classes"),
+    ],
 )
 def test_invalid_evaluators_are_refused_before_the_first_step(recipe: Path, changes: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):

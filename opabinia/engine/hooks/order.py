@@ -60,13 +60,16 @@ def order_hooks(
     """Return all hooks of a run by key, in the order in which they act at every event.
 
     Args:
-        built_in: by the keys above; None for those that this run does not have.
-        task: those that the task needs.
-        user: those of the config.
+        built_in: built-in hooks by key; None: this run does not have it.
+        task: hooks of the task.
+        user: hooks of the config.
 
     Raises:
         ValueError: see :func:`check_hooks`.
+        KeyError: a built-in hook has no place in the order.
     """
+    if unknown := built_in.keys() - set(_ORDER):
+        raise KeyError(f"no place in the order of hooks: {', '.join(sorted(unknown))}")
     check_hooks(user, task)
     hooks: dict[str, Hook | None] = {}
     for key in _ORDER:

@@ -134,11 +134,11 @@ def nearest(query_features: Array, gallery_features: Array, k: int, metric: Metr
     Args:
         query_features: Q x D.
         gallery_features: G x D.
-        k: number of images; all of a smaller gallery.
+        k: at least 1; all of a smaller gallery.
         metric: see :data:`Metric`.
 
     Raises:
-        ValueError: see :class:`FeatureDistances`.
+        ValueError: see :class:`FeatureDistances` and :func:`nearest_of`.
     """
     values, columns = nearest_of(FeatureDistances(query_features, gallery_features, metric), k)
     return values.sqrt() if metric == "euclidean" else values, columns
@@ -148,9 +148,15 @@ def nearest_of(source: Distances, k: int) -> tuple[Tensor, Tensor]:
     """Return distances (float32, Q x k) and gallery indices (int64, Q x k) of the k nearest images of each query,
     nearest first. Among equal distances the one that comes first in the gallery is nearer.
 
+    Args:
+        source: the distances.
+        k: at least 1; all of a smaller gallery.
+
     Raises:
-        ValueError: there is no query.
+        ValueError: there is no query, or ``k`` is less than 1.
     """
+    if k < 1:
+        raise ValueError(f"k is {k}; it is at least 1")
     blocks = [smallest(source.distances(*span), k) for span in query_blocks(source)]
     if not blocks:
         raise ValueError("there is no query")
