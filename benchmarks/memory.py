@@ -29,10 +29,10 @@ from torch.profiler import ProfilerActivity, profile
 
 from opabinia.runtime import operator_costs
 from opabinia.training.batch_size_search import repeat_samples
+from opabinia.training.measurement import StepParts
 from opabinia.training.memory_prediction import GIB, ObservedStep, can_be_fake, predict_memory
 from opabinia.training.run_folder import build_parts, resolve
 from opabinia.training.session import TrainingRun
-from opabinia.training.trial import StepParts
 from scripts.update_golden import DATA
 
 QUICK = "--quick" in sys.argv

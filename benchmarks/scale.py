@@ -121,15 +121,15 @@ def seek_by_shard() -> None:
 
 
 def plan() -> None:
-    print(f"\nThe plan of {SAMPLES:,} samples, {BATCH:,} a step, 3 epochs: nothing is stored, each row is computed")
-    rows = ConstantPlan(SAMPLES, BATCH, Duration(3, "ep"))
-    steps = np.random.default_rng(0).integers(0, rows.total_steps, 10_000).tolist()
-    line("a row", each(rows.global_batch, steps) * 1e6, "us", f"of {rows.total_steps:,}")
-    line("the clock at a step", each(lambda step: Clock.at(rows, step), steps) * 1e6, "us")
+    print(f"\nThe plan of {SAMPLES:,} samples, {BATCH:,} a step, 3 epochs: global batches are computed, not stored")
+    constant = ConstantPlan(SAMPLES, BATCH, Duration(3, "ep"))
+    steps = np.random.default_rng(0).integers(0, constant.total_steps, 10_000).tolist()
+    line("a global batch", each(constant.global_batch, steps) * 1e6, "us", f"of {constant.total_steps:,}")
+    line("the clock at a step", each(lambda step: Clock.at(constant, step), steps) * 1e6, "us")
     by_shard = shard_shuffle(Sharded(), 1, BATCH)  # type: ignore[arg-type]
     samplers: dict[str, Sampler] = {"shuffled": EpochSampler(SAMPLES, 1), "by_shard": by_shard}
     for name, sampler in samplers.items():
-        requests = iter(training_requests(rows, sampler.order, 0, WORLD)(rows.steps_per_epoch // 2))
+        requests = iter(training_requests(constant, sampler.order, 0, WORLD)(constant.steps_per_epoch // 2))
         next(requests)
         line(f"samples of this process, {name}, per step", each(next, repeat(requests, 2_000)) * 1e6, "us")
 
@@ -142,9 +142,9 @@ def evaluation() -> None:
     from opabinia.evaluation.representation.feature_bank import EmbeddingEvaluator
 
     print(f"\nAn evaluation of {SAMPLES:,} samples in batches of {EVALUATION_BATCH} on {WORLD:,} processes")
-    rows = list(evaluation_batches(SAMPLES, EVALUATION_BATCH, 0, WORLD))
+    global_batches = list(evaluation_batches(SAMPLES, EVALUATION_BATCH, 0, WORLD))
     seconds = timed(lambda: list(evaluation_batches(SAMPLES, EVALUATION_BATCH, 0, WORLD)))
-    line("the rows of a process, all of them", seconds * 1e3, "ms", f"{len(rows):,} rows")
+    line("the global batches of a process, all of them", seconds * 1e3, "ms", f"{len(global_batches):,} of them")
     classes, samples = 1_000, 20_000
     predictions = {"logits": torch.rand(samples, classes)}
     batch = {"label": torch.arange(samples) % classes}
@@ -219,10 +219,10 @@ def loader() -> None:
     for workers in (1, 4):
         began = perf_counter()
         sampler = shard_shuffle(source, 1, BATCH)  # type: ignore[arg-type]
-        rows = ConstantPlan(SAMPLES, BATCH, Duration(3, "ep"))
-        requests = training_requests(rows, sampler.order, 0, RANKS)
+        constant = ConstantPlan(SAMPLES, BATCH, Duration(3, "ep"))
+        requests = training_requests(constant, sampler.order, 0, RANKS)
         loader = Loader(BatchReader(source, transforms, reduced=True), requests, num_workers=workers)
-        batches = loader.iterate(rows.steps_per_epoch // 2)
+        batches = loader.iterate(constant.steps_per_epoch // 2)
         next(batches)
         seconds = perf_counter() - began
         last_batches = [next(batches) for _ in range(4 * workers)][-2:]

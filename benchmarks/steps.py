@@ -186,12 +186,12 @@ def loop_by_hand(loss_of: Loss, params: list[nn.Parameter], batches: list[Batch]
     return steps
 
 
-def loop_of_ours(task: Any, rows: list[tuple[GlobalBatch, Batch]]) -> Callable[[], list[float]]:
+def loop_of_ours(task: Any, batches: list[tuple[GlobalBatch, Batch]]) -> Callable[[], list[float]]:
     step = StandardStep(task, optimizer_of(task.parameters()), {"lr": constant}, StepOptions(0))
     clock = Clock(total_steps=10_000)
 
     def steps() -> list[float]:
-        return [float(step(batch, row, clock, lambda: None)["loss"]) for row, batch in rows]
+        return [float(step(batch, global_batch, clock, lambda: None)["loss"]) for global_batch, batch in batches]
 
     return steps
 
@@ -203,8 +203,9 @@ def compare(name: str) -> None:
     plan = plan_training(parts["task"], replace(parts["data"], num_workers=0), Duration(BATCHES, "it"), None, 0)
     task = make_task(parts["task"], plan.dataset_info, 0).train()
     net = fcos_by_hand(task).train() if name == "detection" else copy.deepcopy(task)
-    rows = [(row, batch) for row, batch in plan.loader(CPU, task.size_multiple_of).iterate(0)]
-    sides = loop_of_ours(task, rows), loop_by_hand(by_hand(net), list(net.parameters()), [batch for _, batch in rows])
+    batches = list(plan.loader(CPU, task.size_multiple_of).iterate(0))
+    by_hand_loop = loop_by_hand(by_hand(net), list(net.parameters()), [batch for _, batch in batches])
+    sides = loop_of_ours(task, batches), by_hand_loop
     first = [steps() for steps in sides]
     assert all(abs(a - b) < 2e-3 * abs(b) for a, b in zip(*first, strict=True)), first
     began = time.process_time()

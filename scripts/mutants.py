@@ -1,7 +1,7 @@
 """Measure what the tests protect: change one place of the package at a time, and see whether a test fails.
 
-A mutant has another comparison, operator, constant or condition, or lacks a call or a returned value. It meets the fast
-tests that mention its function, class or module, most mentions first, then those of its folder: at most
+A mutant has another comparison, operator, constant or condition, or lacks a call or a returned value. It is tested with
+the fast tests that mention its function, class or module, most mentions first, then those of its folder: at most
 ``MAX_FILES`` files, so the share is a lower bound of what ``make test`` kills. With ``--like``, only functions that are
 the same in another checkout are changed: the same seed then chooses the same mutants in both, and their shares compare
 two states of the tests. Each mutant runs in a copy of the checkout and in a process of its own.
@@ -134,17 +134,17 @@ def mutants_of(source: str, other: str, file: str) -> Iterator[Mutant]:
 
 def mutants(checkout: Path, like: Path) -> list[Mutant]:
     """Return all mutants of the functions that are equal in both checkouts, in an order that is the same in both."""
-    found: list[Mutant] = []
+    all_mutants: list[Mutant] = []
     for path in sorted((checkout / "opabinia").rglob("*.py")):
         file = path.relative_to(checkout)
         if (like / file).is_file():
             other = (like / file).read_text(encoding="utf-8")
-            found += mutants_of(path.read_text(encoding="utf-8"), other, file.as_posix())
-    return found
+            all_mutants += mutants_of(path.read_text(encoding="utf-8"), other, file.as_posix())
+    return all_mutants
 
 
 def tests_of(checkout: Path, mutant: Mutant) -> list[str]:
-    """Return the test files that a mutant meets, most mentions of its function, class or module first."""
+    """Return the test files to run for a mutant, most mentions of its function, class or module first."""
     parts = Path(mutant.file).with_suffix("").parts
     words = [re.compile(rf"\b{re.escape(word)}\b") for word in {*mutant.function.split("."), ".".join(parts)}]
     rated = []
@@ -227,7 +227,7 @@ def main() -> None:
                 path.write_bytes(source)
                 copies.put(copy)
 
-        def judge(mutant: Mutant) -> bool:
+        def is_killed_by_tests(mutant: Mutant) -> bool:
             failed = run(mutant, tests_of(Path(), mutant))
             # A test that fails without the change, too, has not killed it.
             is_killed = bool(failed) and ("::" not in failed or not run(None, [failed]))
@@ -235,7 +235,7 @@ def main() -> None:
             return is_killed
 
         with ThreadPoolExecutor(arguments.jobs) as pool:
-            killed = list(pool.map(judge, chosen))
+            killed = list(pool.map(is_killed_by_tests, chosen))
     folders = [Path(mutant.file).parts[1] for mutant in chosen]
     for folder, count in sorted(Counter(folders).items()):
         print(f"{folder:15} {sum(compress(killed, map(folder.__eq__, folders))):4} of {count}")

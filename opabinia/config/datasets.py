@@ -20,7 +20,7 @@ def subtasks(config: Mapping[str, Any]) -> dict[str, Section]:
 
 def training_sets(config: Mapping[str, Any]) -> dict[str, Section]:
     """Return the sections ``train`` of the streams by name; that of a run of one task has an empty name."""
-    streams = {name: own["data"]["train"] for name, own in subtasks(config).items() if own["data"]}
+    streams = {name: section["data"]["train"] for name, section in subtasks(config).items() if section["data"]}
     return {name: train for name, train in streams.items() if train} or {"": config["data"]["train"]}
 
 
@@ -28,8 +28,8 @@ def validation_sets(config: Mapping[str, Any]) -> list[Section]:
     """Return the sections of the validation sets, those of tasks with the names of their tasks in ``prefix``; a task
     without its own has those of its stream."""
     tasks = subtasks(config)
-    own = task_validation({name: (_data(task).get("val"), task["stream"]) for name, task in tasks.items()})
-    of_tasks = [{**section, "prefix": f"{name}/{section['prefix']}", "task": name} for name, section in own]
+    task_sets = task_validation({name: (_data(task).get("val"), task["stream"]) for name, task in tasks.items()})
+    of_tasks = [{**section, "prefix": f"{name}/{section['prefix']}", "task": name} for name, section in task_sets]
     return [*_listed(config["data"]["val"]), *of_tasks]
 
 
@@ -66,7 +66,8 @@ def with_sets(config: Mapping[str, Any], train: Section | None, val: Sequence[Se
 def with_validation_sets(config: Mapping[str, Any], val: Sequence[Section]) -> dict[str, Any]:
     """Return the config with these sections of validation sets instead of its own."""
     tasks = {
-        name: {**own, "data": own["data"] and {**own["data"], "val": []}} for name, own in subtasks(config).items()
+        name: {**section, "data": section["data"] and {**section["data"], "val": []}}
+        for name, section in subtasks(config).items()
     }
     task = {**config["task"], "tasks": tasks} if tasks else config["task"]
     return {**config, "task": task, "data": {**config["data"], "val": val[0] if len(val) == 1 else list(val)}}
@@ -74,7 +75,7 @@ def with_validation_sets(config: Mapping[str, Any], val: Sequence[Section]) -> d
 
 def without_task_data(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a complete config without the datasets of the tasks of a multi-task run."""
-    tasks = {name: {**own, "data": None} for name, own in subtasks(config).items()}
+    tasks = {name: {**section, "data": None} for name, section in subtasks(config).items()}
     return {**config, "task": {**config["task"], "tasks": tasks}} if tasks else dict(config)
 
 

@@ -139,9 +139,9 @@ def _counts(tensor: Tensor, ids: Iterable[str]) -> tuple[list[int], bool]:
     """
     world = world_size()
     digest = blake2b("\0".join(ids).encode(), digest_size=7).digest()
-    rank_count = torch.tensor([len(tensor), int.from_bytes(digest)], device=collective_device())
-    gathered = rank_count.new_empty(world, 2)
-    dist.all_gather(list(gathered), rank_count)
+    count_and_digest = torch.tensor([len(tensor), int.from_bytes(digest)], device=collective_device())
+    gathered = count_and_digest.new_empty(world, 2)
+    dist.all_gather(list(gathered), count_and_digest)
     rows: list[list[int]] = gathered.tolist()
     return [count for count, _ in rows], all(row == rows[0] for row in rows) and rows[0][0] < world
 

@@ -1,4 +1,4 @@
-"""Short trials before a run: the largest batch that fits (``data.batch_size: auto``), the faster place for
+"""Short measurements before a run: the largest batch that fits (``data.batch_size: auto``), the faster place for
 augmentation (``data.augment_on: auto``), and as few workers as keep up (``data.num_workers: auto``).
 
 Each rank tries alone, with a model that is discarded afterwards, so that one that runs out of memory leaves no other
@@ -31,22 +31,22 @@ from opabinia.runtime.resources import available_memory, cores, peak_memory, pro
 from opabinia.runtime.seeds import preserve_generators
 from opabinia.training.batch_size_search import Attempts, largest_fitting
 from opabinia.training.loaders import make_sampler
+from opabinia.training.measurement import Measurement, MeasurementDone, run_measurement
 from opabinia.training.run_folder import AUTO
 from opabinia.training.streams import training_streams
-from opabinia.training.trial import Measurement, TrialDone, run_trial
 
 CPU_SHARE = 0.7
-"""Share of the free host memory that a trial may fill; the rest is for workers, evaluation and checkpoints."""
+"""Share of the free host memory that a measurement may fill; the rest is for workers, evaluation and checkpoints."""
 COMPILE_SPEEDUP = 2.0
-"""Assumed speedup of a compiled step: trials compile nothing."""
-_TRIAL_SIZES: tuple[int, ...] = (32, *range(33, 129), *range(31, 0, -1))
-"""Batch sizes to read in a trial: the first that the sampler accepts."""
+"""Assumed speedup of a compiled step: measurements compile nothing."""
+_MEASURED_SIZES: tuple[int, ...] = (32, *range(33, 129), *range(31, 0, -1))
+"""Batch sizes to read in a measurement: the first that the sampler accepts."""
 _MAX_SIZES = 256
 """Batch sizes that are offered to a sampler before giving up."""
 _GB = 2**30
 
 
-class TrialResult(NamedTuple):
+class RankMeasurement(NamedTuple):
     """The measurements of one rank.
 
     Attributes:
@@ -83,7 +83,7 @@ def autotune(data: Mapping[str, Any], build: Callable[..., partial[Any]]) -> dic
     wanted = [key for key in ("batch_size", "augment_on", "num_workers") if data.get(key) == AUTO]
     if not wanted:
         return {}
-    build = partial(build, batch_size=_TRIAL_SIZES[0], num_workers=0)
+    build = partial(build, batch_size=_MEASURED_SIZES[0], num_workers=0)
     parts = build(augment_on="workers").keywords
     if "batch_size" in wanted and parts["shapes"] is not None:
         message = "auto is one number, but with shapes batches of several sizes must fit: give a number"
@@ -91,27 +91,27 @@ def autotune(data: Mapping[str, Any], build: Callable[..., partial[Any]]) -> dic
     reset_peak_memory()
     budget = min(all_gather(peak_memory() + CPU_SHARE * available_memory() / processes_per_machine()))
     rank_samples = None if "batch_size" in wanted else -(-data["batch_size"] // world_size())
-    trials: Sequence[TrialResult] = all_gather(_try(parts, rank_samples, budget))
+    measurements: Sequence[RankMeasurement] = all_gather(_try(parts, rank_samples, budget))
     values: dict[str, int | str] = {}
     if "batch_size" in wanted:
-        values["batch_size"] = size = _agree_on_batch_size(parts, trials)
+        values["batch_size"] = size = _agree_on_batch_size(parts, measurements)
         rank_samples = -(-size // world_size())
     assert rank_samples is not None
     if "augment_on" in wanted:
-        on_device: list[TrialResult] = all_gather(_try(build(augment_on="device").keywords, rank_samples, budget))
+        on_device: list[RankMeasurement] = all_gather(_try(build(augment_on="device").keywords, rank_samples, budget))
         workers = cores() if "num_workers" in wanted else int(data["num_workers"])
-        values["augment_on"], trials = agree_on_augmentation(workers, trials, on_device)
+        values["augment_on"], measurements = agree_on_augmentation(workers, measurements, on_device)
     if "num_workers" in wanted:
-        values["num_workers"] = _agree_on_workers(rank_samples, trials)
+        values["num_workers"] = _agree_on_workers(rank_samples, measurements)
     return values
 
 
 # --- agreement between ranks ------------------------------------------------------------------------------------------
 
 
-def _agree_on_batch_size(parts: Mapping[str, Any], trials: Sequence[TrialResult]) -> int:
+def _agree_on_batch_size(parts: Mapping[str, Any], measurements: Sequence[RankMeasurement]) -> int:
     """The largest batch over all ranks that fits on each of them and suits the sampler."""
-    smallest, world = min(trials, key=lambda trial: trial.samples), len(trials)
+    smallest, world = min(measurements, key=lambda measured: measured.samples), len(measurements)
     if not smallest.samples:
         message = f"auto: not even the smallest batch fits into {smallest.budget / _GB:.1f} GB"
         raise ConfigError(Problem("", "data.batch_size", f"{message}; try train.micro_batch_size or smaller images"))
@@ -148,9 +148,9 @@ def suitable_batch_size(dataset: TrainingStream, max_size: int, world: int, *, d
     raise ConfigError(Problem("", "data.batch_size", f"auto: no batch of up to {max_size} suits: {problem}"))
 
 
-def _agree_on_workers(rank_samples: int, trials: Sequence[TrialResult]) -> int:
+def _agree_on_workers(rank_samples: int, measurements: Sequence[RankMeasurement]) -> int:
     """As many workers as the slowest rank needs, but at most its cores."""
-    slowest = max(trials, key=lambda trial: trial.read / (trial.step + trial.finish))
+    slowest = max(measurements, key=lambda measured: measured.read / (measured.step + measured.finish))
     training = slowest.step + slowest.finish
     needed, available = workers_needed(slowest.read, training), cores()
     log.info(
@@ -163,42 +163,43 @@ def _agree_on_workers(rank_samples: int, trials: Sequence[TrialResult]) -> int:
 
 
 def agree_on_augmentation(
-    workers: int, on_workers: Sequence[TrialResult], on_device: Sequence[TrialResult]
-) -> tuple[str, Sequence[TrialResult]]:
-    """Return where augmentation is faster for the slowest rank, and the trials with that setting.
+    workers: int, on_workers: Sequence[RankMeasurement], on_device: Sequence[RankMeasurement]
+) -> tuple[str, Sequence[RankMeasurement]]:
+    """Return where augmentation is faster for the slowest rank, and the measurements with that setting.
 
     The device is chosen if a sample takes a tenth less time there.
 
     Args:
         workers: loader workers of a rank; 0: it reads in the main process.
-        on_workers, on_device: the trials of all ranks with either.
+        on_workers, on_device: the measurements of all ranks with either.
     """
     seconds_workers, seconds_device = (
-        max(_seconds_per_sample(trial, workers) for trial in trials) for trials in (on_workers, on_device)
+        max(_seconds_per_sample(measured, workers) for measured in measurements)
+        for measurements in (on_workers, on_device)
     )
     faster = seconds_device < 0.9 * seconds_workers
-    place, trials = ("device", on_device) if faster else ("workers", on_workers)
+    place, measurements = ("device", on_device) if faster else ("workers", on_workers)
     log.info(
         "data.augment_on: %s (auto: a sample takes %.2g s with augmentation on workers, %.2g s on the device)",
         *(place, seconds_workers, seconds_device),
     )
-    return place, trials
+    return place, measurements
 
 
-def _seconds_per_sample(trial: TrialResult, workers: int) -> float:
-    training = trial.step + trial.finish
-    return max(trial.read / workers, training) if workers else trial.read + training
+def _seconds_per_sample(measured: RankMeasurement, workers: int) -> float:
+    training = measured.step + measured.finish
+    return max(measured.read / workers, training) if workers else measured.read + training
 
 
-# --- the trial of one rank --------------------------------------------------------------------------------------------
+# --- the measurement of one rank --------------------------------------------------------------------------------------
 
 
-def _try(parts: Mapping[str, Any], rank_samples: int | None, host_budget: float) -> TrialResult:
+def _try(parts: Mapping[str, Any], rank_samples: int | None, host_budget: float) -> RankMeasurement:
     """Measure a run as if this were the only rank; ``rank_samples``: samples of a step, None to search for the most."""
     training, data = parts["train"], parts["data"]
     streams = training_streams(parts["task"], data)
     if SINGLE in streams:
-        size = _trial_batch_size(streams[SINGLE], drop_last=data.drop_last)
+        size = _measured_batch_size(streams[SINGLE], drop_last=data.drop_last)
         samples = len(make_sampler(streams[SINGLE], size, 0))
     else:
         assert rank_samples is not None  # auto is not for several streams
@@ -212,18 +213,18 @@ def _try(parts: Mapping[str, Any], rank_samples: int | None, host_budget: float)
     }
     length = Duration(2, "it") if parts["shapes"] is None else training.length
     with single_process(), preserve_generators():
-        run_trial(changed, measurement, length=length, compile=False)
+        run_measurement(changed, measurement, length=length, compile=False)
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-    if measurement.trial is None:
+    if measurement.result is None:
         raise ConfigError(Problem("", "train.length", "auto: a run of two steps is too short to tune; give numbers"))
-    trial = measurement.trial
-    return trial._replace(step=trial.step / (COMPILE_SPEEDUP if training.compile else 1.0))
+    result = measurement.result
+    return result._replace(step=result.step / (COMPILE_SPEEDUP if training.compile else 1.0))
 
 
-def _trial_batch_size(dataset: TrainingStream, *, drop_last: bool) -> int:
-    for size in _TRIAL_SIZES:
+def _measured_batch_size(dataset: TrainingStream, *, drop_last: bool) -> int:
+    for size in _MEASURED_SIZES:
         with suppress(ValueError, ConfigError):
             make_sampler(dataset, size, 0)
             return size
@@ -240,19 +241,19 @@ class _Measurement(Measurement):
         rank_samples: samples of a step; None: as many as fit.
         samples: number of samples of the dataset.
         host_budget: bytes that a run on the CPU may hold.
-        trial: the result; None until it is measured.
+        result: None until it is measured.
     """
 
     rank_samples: int | None
     samples: int
     host_budget: float
-    trial: TrialResult | None = field(default=None, init=False)
+    result: RankMeasurement | None = field(default=None, init=False)
     read: float = field(default=0.0, init=False)
     device_seconds: Callable[[], float] = field(default=lambda: 0.0, init=False)
     is_first: bool = field(default=True, init=False)
 
     def make_step(self, make: Callable[..., Step], task: Task | ParallelTask, *others: Any) -> Step:
-        assert isinstance(task, Task)  # a trial has one rank
+        assert isinstance(task, Task)  # a measurement has one rank
         self.task, self.step = task, make(task, *others)
         self.optimizer = self.step.optimizer
         return self
@@ -270,7 +271,7 @@ class _Measurement(Measurement):
         """Search for the number of samples, if it is not given, and time a step with it.
 
         Raises:
-            TrialDone: everything is measured.
+            MeasurementDone: everything is measured.
         """
         if self.is_first:
             self.is_first = False
@@ -290,6 +291,8 @@ class _Measurement(Measurement):
             fit, limit = largest_fitting(attempt, budget, fit, self.samples)
         seconds = min(attempt(fit.samples).seconds for _ in range(3)) if fit.samples else 0.0
         per_sample = seconds / max(1, fit.samples)
-        self.trial = TrialResult(fit.samples, fit.memory, budget, self.read, per_sample, limit, self.device_seconds())
+        self.result = RankMeasurement(
+            fit.samples, fit.memory, budget, self.read, per_sample, limit, self.device_seconds()
+        )
         del self.task, self.step, self.optimizer  # frees the model
-        raise TrialDone
+        raise MeasurementDone

@@ -31,9 +31,9 @@ from opabinia.runtime.resources import cores, peak_memory
 from opabinia.tasks.multitask import Multitask
 from opabinia.training.autotune import autotune
 from opabinia.training.device_times import Mark, mark, synchronize
+from opabinia.training.measurement import Measurement, MeasurementDone, run_measurement
 from opabinia.training.run_folder import build_parts, process_group_options, resolve
 from opabinia.training.task_times import time_tasks
-from opabinia.training.trial import Measurement, TrialDone, run_trial
 from opabinia.training.world_size_scaling import auto_scale
 
 WARM_UP = 5
@@ -77,7 +77,7 @@ def benchmark(recipe: str, overrides: Sequence[str] = (), *, steps: int = 30) ->
         build = partial(build_parts, replace(resolved, config=config))
         parts = build(**autotune(config["data"], build)).keywords
         measurement = _Measurement(steps, parts)
-        run_trial(parts, measurement, [lambda folder, clock: measurement.lines], **measurement.changes())
+        run_measurement(parts, measurement, [lambda folder, clock: measurement.lines], **measurement.changes())
         if measurement.results:
             return from_rank_zero(lambda: measurement.report(recipe))
         message = f"the run has fewer than the {WARM_UP + steps + 1} steps that are needed; --steps takes fewer"
@@ -120,7 +120,7 @@ class _Measurement(Measurement):
         """Begin to measure after the warm-up; end after the measured steps.
 
         Raises:
-            TrialDone: everything is measured.
+            MeasurementDone: everything is measured.
         """
         assert self._timed_step is not None
         if run.clock.step == WARM_UP:
@@ -129,7 +129,7 @@ class _Measurement(Measurement):
         elif run.clock.step == WARM_UP + self._steps:
             run.metrics_log.flush(run.clock)
             self._measure(run, self._timed_step)
-            raise TrialDone
+            raise MeasurementDone
 
     def _measure(self, run: Run, timed: _TimedStep) -> None:
         cuda, device = timed.device.type == "cuda", timed.device

@@ -14,11 +14,11 @@ from opabinia.engine.hooks.order import check_hooks
 from opabinia.engine.loop.evaluate import requested_layers
 from opabinia.engine.loop.layer_outputs import predict_with_layers
 from opabinia.training.loaders import log_device_transforms
+from opabinia.training.measurement import CPU, SAMPLES, StepParts
 from opabinia.training.model import Models, check_initial_weights
 from opabinia.training.planning import check_streams
 from opabinia.training.samples import batch_errors, first_samples
 from opabinia.training.session import TrainingRun
-from opabinia.training.trial import CPU, SAMPLES, StepParts
 from opabinia.training.validation import make_best, plan_evaluation, validation_key
 
 
@@ -34,8 +34,8 @@ def dry_run(parts: Mapping[str, Any]) -> None:
     run = TrainingRun(**parts)
     data = run.data
     skip = data.on_error == "skip"
-    trial = StepParts.of(run, run.init)
-    model, batches = trial.model, trial.batches
+    step_parts = StepParts.of(run, run.init)
+    model, batches = step_parts.model, step_parts.batches
     check_initial_weights(model, run.init)
     check_streams(model, batches, run.train.micro_batch_size)
     with errors_at("hooks"):
@@ -43,13 +43,13 @@ def dry_run(parts: Mapping[str, Any]) -> None:
     with TemporaryDirectory() as folder:
         for logger in run.loggers:
             logger(Path(folder), Clock()).close()
-    models = Models(model, model if run.ema else None, distilled=trial.distilled)
-    step = trial.make(models, micro_batch_size=None)
+    models = Models(model, model if run.ema else None, distilled=step_parts.distilled)
+    step = step_parts.make(models, micro_batch_size=None)
 
     global_batch = batches.plan.global_batch(0)
     batches.first_samples(min(SAMPLES, data.batch_size), model, shape=global_batch.shape)
     log_device_transforms(batches, model.size_multiple)
-    batch = trial.first_batch(2, global_batch)
+    batch = step_parts.first_batch(2, global_batch)
     with batch_errors(batch, "task"):
         step(batch, replace(global_batch, count=len(batch["id"])), Clock.at(batches.plan, 0), lambda: None)
 

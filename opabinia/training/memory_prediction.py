@@ -34,11 +34,11 @@ from opabinia.runtime.seeds import preserve_generators
 from opabinia.tasks.distillation import DistilledTask
 from opabinia.training.batch_size_search import repeat_samples
 from opabinia.training.flops import copy_without_values
+from opabinia.training.measurement import CPU, SAMPLES, StepParts, silence
 from opabinia.training.model import Models
 from opabinia.training.roofline import time_bounds
 from opabinia.training.run_folder import AUTO, build_parts, resolve
 from opabinia.training.session import TrainingRun
-from opabinia.training.trial import CPU, SAMPLES, StepParts, silence
 
 GIB = 2**30
 CATEGORIES = ("parameters", "ema", "optimizer", "gradients", "inputs", "activations", "temporaries", "others")

@@ -119,7 +119,7 @@ def check_model(task: Task, train: Training, plan: Plan, data: Data) -> None:
         raise ConfigError(Problem("", "train.length", f"more than {MAX_STEPS:,} steps cannot be meant"))
     epochs = {*range(0, plan.epochs, 1 + plan.epochs // 10_000), plan.epochs - 1}
     last_steps = {min(plan.epoch_start(epoch + 1), plan.total_steps) - 1 for epoch in epochs}
-    smallest = min((plan.global_batch(step) for step in {0, *last_steps}), key=lambda row: row.count)
+    smallest = min((plan.global_batch(step) for step in {0, *last_steps}), key=lambda global_batch: global_batch.count)
     rank_samples = min(len(smallest.rank_range(rank, world_size())) for rank in range(world_size()))
     if rank_samples < task.min_samples_per_rank:
         message = (

@@ -104,8 +104,11 @@ def _pixels(plan: Plan, epoch: int, steps: int, largest: int) -> int:
     epochs, rest = divmod(steps, plan.epoch_start(epoch + 1) - first)
 
     def pixels_of(count: int) -> int:
-        rows = map(plan.global_batch, range(first, first + count))
-        return sum(row.count * (largest if row.shape is None else math.prod(row.shape)) for row in rows)
+        global_batches = map(plan.global_batch, range(first, first + count))
+        return sum(
+            global_batch.count * (largest if global_batch.shape is None else math.prod(global_batch.shape))
+            for global_batch in global_batches
+        )
 
     return (epochs * pixels_of((steps - rest) // epochs) if epochs else 0) + pixels_of(rest)
 

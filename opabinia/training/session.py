@@ -371,7 +371,7 @@ def all_schedules(schedule: Schedule, schedules: Mapping[str, Schedule] | None, 
 
 
 def warn_of_unusual_lengths(batches: TrainingBatches, schedule: Schedule, ema: Ema | None) -> None:
-    """Warn of lengths that are seldom meant, except in a short trial of a long recipe."""
+    """Warn of lengths that are seldom meant, except in a short measurement of a long recipe."""
     batch_size, samples, plan = batches.data.batch_size, batches.plan.samples, batches.plan
     if batch_size > samples:
         log.warning(

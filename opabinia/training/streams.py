@@ -75,10 +75,10 @@ def stream_sharing(task: TaskFactory, streams: Mapping[str, TrainingStream]) -> 
 def with_task_data(task: TaskFactory, data: Data) -> Data:
     """Return ``data`` with the validation sets of all tasks."""
     tasks = subtasks(task)
-    own = task_validation(
+    task_sets = task_validation(
         {name: (subtask.data and subtask.data.val, subtask.stream) for name, subtask in tasks.items()}
     )
-    sets = [replace(val_set, prefix=f"{name}/{val_set.prefix}", task=name) for name, val_set in own]
+    sets = [replace(val_set, prefix=f"{name}/{val_set.prefix}", task=name) for name, val_set in task_sets]
     with errors_at("data"):
         return replace(data, val=[*data.validation, *sets]) if sets else data
 

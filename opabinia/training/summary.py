@@ -120,11 +120,11 @@ def describe_streams(batches: TrainingBatches, model: Task, sample: Batch) -> di
         samples = describe_samples(stream.dataset_info)
         cycle, total = batches.cycle, batches.plan.total_steps
         turns = cycle.steps_before(name, len(cycle.steps)) / len(cycle.steps)
-        batch_part = f"{stream.plan.global_batch(0).count} of {batches.data.batch_size} in a batch"
-        batch_part = batch_part if turns == 1 else f"{turns:.0%} of the steps"
+        amount = f"{stream.plan.global_batch(0).count} of {batches.data.batch_size} in a batch"
+        amount = amount if turns == 1 else f"{turns:.0%} of the steps"
         epochs = f"{cycle.steps_before(name, total) / (stream.plan.steps_per_epoch or 1):.3g} epochs"
         flops = count_forward_flops(model, {**sample, "streams": {name: sample["streams"][name]}})
-        texts[name] = "; ".join([f"{samples}, {batch_part}, {epochs}", *([describe_flops(flops)] if flops else [])])
+        texts[name] = "; ".join([f"{samples}, {amount}, {epochs}", *([describe_flops(flops)] if flops else [])])
     return texts
 
 

@@ -15,7 +15,7 @@ from opabinia.config import ConfigError
 from opabinia.data import TrainingStream
 from opabinia.data.sampling.identity_samplers import identities
 from opabinia.data.sources import Digits
-from opabinia.training.autotune import TrialResult, agree_on_augmentation, suitable_batch_size
+from opabinia.training.autotune import RankMeasurement, agree_on_augmentation, suitable_batch_size
 from opabinia.training.batch_size_search import Attempt, is_out_of_memory, largest_fitting, repeat_samples
 from opabinia.training.run_folder import replace_auto, resolve, with_values
 
@@ -128,13 +128,16 @@ def test_a_batch_divides_over_processes_and_by_eight() -> None:
 def test_images_are_augmented_where_it_takes_less_time(
     num_workers: int, workers: tuple[float, float, float], device: tuple[float, float, float], choice: str
 ) -> None:
-    fast, (worker_trial, device_trial) = make_trial(0.1, 0.1, 0.1), (make_trial(*workers), make_trial(*device))
-    chosen, trials = agree_on_augmentation(num_workers, [fast, worker_trial], [device_trial, fast])
-    assert chosen == choice and trials == ([device_trial, fast] if choice == "device" else [fast, worker_trial])
+    fast, (on_workers, on_device) = (
+        make_measurement(0.1, 0.1, 0.1),
+        (make_measurement(*workers), make_measurement(*device)),
+    )
+    chosen, measurements = agree_on_augmentation(num_workers, [fast, on_workers], [on_device, fast])
+    assert chosen == choice and measurements == ([on_device, fast] if choice == "device" else [fast, on_workers])
 
 
-def make_trial(read: float, step: float, finish: float) -> TrialResult:
-    return TrialResult(samples=8, memory=1.0, budget=2.0, read=read, step=step, finish=finish)
+def make_measurement(read: float, step: float, finish: float) -> RankMeasurement:
+    return RankMeasurement(samples=8, memory=1.0, budget=2.0, read=read, step=step, finish=finish)
 
 
 def test_auto_is_refused_by_commands_that_do_not_train() -> None:

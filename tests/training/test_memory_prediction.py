@@ -15,6 +15,7 @@ from opabinia.runtime import operator_costs
 from opabinia.runtime.operator_costs import Operator
 from opabinia.training import roofline
 from opabinia.training.batch_size_search import repeat_samples
+from opabinia.training.measurement import StepParts
 from opabinia.training.memory_prediction import (
     CONTEXT,
     FRAGMENTATION,
@@ -27,7 +28,6 @@ from opabinia.training.memory_prediction import (
 from opabinia.training.roofline import Gpu, time_bounds
 from opabinia.training.run_folder import build_parts, resolve
 from opabinia.training.session import TrainingRun
-from opabinia.training.trial import StepParts
 
 MIB = 2**20
 

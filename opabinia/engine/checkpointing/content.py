@@ -176,11 +176,11 @@ def gather_statistics(models: Sequence[nn.Module]) -> dict[str, dict[str, Tensor
     """
     if world_size() == 1:
         return {}
-    own = _by_key(models)
+    local_buffers = _by_key(models)
     # Buffers that are the same everywhere may be large (a queue of features): only their digests are exchanged.
-    digests = all_gather({key: _digest(buffer) for key, buffer in own.items()})
-    differing = [key for key in own if any(digest[key] != digests[0][key] for digest in digests)]
-    ranks = all_gather({key: own[key].detach().cpu().double() for key in differing})
+    digests = all_gather({key: _digest(buffer) for key, buffer in local_buffers.items()})
+    differing = [key for key in local_buffers if any(digest[key] != digests[0][key] for digest in digests)]
+    ranks = all_gather({key: local_buffers[key].detach().cpu().double() for key in differing})
     statistics = {key: torch.stack([values[key] for values in ranks]) for key in differing}
     return {_FILE: statistics} if statistics else {}
 

@@ -103,12 +103,12 @@ class MetricsLogger:
         """
         entries = self._pending[self._collected :]
         self._copy_to_host(entries)
-        own = [entry.values for entry in entries]
-        ranks = all_gather(own)
+        rank_values = [entry.values for entry in entries]
+        ranks = all_gather(rank_values)
         if len(ranks) > 1:
             for entry, values_by_rank in zip(entries, zip(*ranks, strict=True), strict=True):
                 entry.values = _combine_ranks(values_by_rank)
-        for entry, values in zip(entries, own, strict=True):
+        for entry, values in zip(entries, rank_values, strict=True):
             if _non_finite(entry.values):
                 raise NonFiniteError.from_all_ranks(entry.step, _non_finite(values), entry.ids)
         self._collected = len(self._pending)

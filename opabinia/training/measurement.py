@@ -1,4 +1,4 @@
-"""Trial runs, which measure a recipe and keep nothing: training in a temporary folder, and a single step."""
+"""Short runs that measure a recipe and keep nothing: training in a temporary folder, and a single step."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ SAMPLES = 16
 """Training samples of a batch; images of different sizes are padded to the largest of them."""
 
 
-class TrialDone(Exception):
-    """Everything is measured: the trial ends."""
+class MeasurementDone(Exception):
+    """Everything is measured: the run ends."""
 
 
 class Measurement(Hook):
@@ -41,11 +41,11 @@ class Measurement(Hook):
         raise NotImplementedError
 
 
-def run_trial(
+def run_measurement(
     parts: Mapping[str, Any], measurement: Measurement, loggers: Sequence[LoggerPart] = (), **training: Any
 ) -> None:
-    """Train in a temporary folder until the measurement raises :class:`TrialDone`; nothing is logged, since the run
-    itself logs the same.
+    """Train in a temporary folder until the measurement raises :class:`MeasurementDone`; nothing is logged, since the
+    run itself logs the same.
 
     Args:
         parts: the fields of :class:`opabinia.training.session.TrainingRun`.
@@ -55,8 +55,8 @@ def run_trial(
     """
     step = partial(measurement.make_step, parts["train"].step)
     train = replace(parts["train"], step=step, log_samples=False, **training)
-    parts = {**training_only(parts, trial=measurement), "train": train, "loggers": loggers}
-    with silence(), tempfile.TemporaryDirectory() as folder, suppress(TrialDone):
+    parts = {**training_only(parts, measurement=measurement), "train": train, "loggers": loggers}
+    with silence(), tempfile.TemporaryDirectory() as folder, suppress(MeasurementDone):
         TrainingRun(**parts)(Session(Path(folder)))
 
 
