@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import cache
 from typing import Any, TypeVar
 
 import torch
@@ -266,10 +265,11 @@ class _WithAct(nn.Module):
         return output
 
 
-@cache
-def with_act(kind: Any) -> Any:
-    """Return the class of norms of a kind that end with dropout and activation."""
-    return type(f"{kind.__name__}Act", (_WithAct, kind), {})
+_KINDS: tuple[type[nn.Module], ...] = (SyncBatchNorm, GhostBatchNorm, StreamBatchNorm, FrozenBatchNorm, GroupNorm)
+WITH_ACT: dict[Any, Any] = {kind: type(f"{kind.__name__}Act", (_WithAct, kind), {}) for kind in _KINDS}
+"""The class of norms of each kind that end with dropout and activation."""
+
+globals().update({kind.__name__: kind for kind in WITH_ACT.values()})  # pickle looks classes up by name
 
 
 # --- conversion of models -------------------------------------------------------------------------------------------
@@ -380,7 +380,7 @@ def convert_group_norm(model: nn.Module) -> None:
     """
 
     def convert(norm: _BatchNorm) -> nn.Module:
-        kind = with_act(GroupNorm) if hasattr(norm, "act") else GroupNorm
+        kind = WITH_ACT[GroupNorm] if hasattr(norm, "act") else GroupNorm
         return _copy_attributes(norm, kind(GROUPS, norm.num_features, norm.eps, norm.affine))
 
     _replace(model, convert)
@@ -398,7 +398,7 @@ def _replace(model: nn.Module, convert: Callable[[_BatchNorm], nn.Module]) -> No
 def _convert(norm: _BatchNorm, kind: Callable[..., Norm]) -> Norm:
     """Make a norm of a kind with the parameters, statistics, activation and options of ``norm``."""
     make: Any = kind
-    make = with_act(make) if hasattr(norm, "act") else make
+    make = WITH_ACT[make] if hasattr(norm, "act") else make
     converted: Norm = make(norm.num_features, norm.eps, norm.momentum, norm.affine, norm.track_running_stats)
     return _copy_attributes(norm, converted, "running_mean", "running_var", "num_batches_tracked")
 

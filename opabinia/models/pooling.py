@@ -141,8 +141,8 @@ class Gem(Pooling):
         return generalized_mean(maps, self.p)
 
     def extra_repr(self) -> str:
-        """The number of channels, and the exponent."""
-        return f"{super().extra_repr()}, p={float(self.p):g}"
+        """The number of channels, and the exponent unless it is learned: its value can be on a GPU, or elsewhere."""
+        return super().extra_repr() + ("" if isinstance(self.p, nn.Parameter) else f", p={self.p:g}")
 
 
 @register.pooling

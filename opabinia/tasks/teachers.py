@@ -134,6 +134,8 @@ def frozen_features(model: nn.Module, *, maps: bool) -> ImageFeatures:
     @torch.no_grad()
     def features(images: Tensor) -> tuple[Tensor, Tensor]:
         if normalize.get_buffer("mean").device != images.device:
+            if images.is_meta:
+                raise RuntimeError("the teacher keeps its weights: it does not move to the meta device")
             model.to(images.device)
         return vectors_and_maps(trunk, normalize(images), maps)
 

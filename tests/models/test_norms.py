@@ -1,5 +1,6 @@
 """Replacements of batch norms; test_norms_together.py tests them on several processes."""
 
+import pickle
 from typing import Any
 
 import pytest
@@ -100,6 +101,7 @@ CONVERSIONS: dict[str, Any] = {
     "freeze": norms.freeze_batch_norms,
     "group": norms.convert_group_norm,
     "synchronize": norms.convert_sync_batch_norm,
+    "stream": lambda model: norms.convert_stream_batch_norm(model, ["a"], norms.CurrentStream("a")),
 }
 MODEL_WITH_ACTIVATIONS = "test_efficientnet"
 """A model whose batch norms include activations."""
@@ -127,6 +129,8 @@ def test_conversion_keeps_names_and_values_of_weights(kind: str, name: str, monk
     assert all(torch.equal(before[key], tensor) for key, tensor in after.items())
     removed = {key.rpartition(".")[2] for key in before.keys() - after.keys()}
     assert removed == ({"running_mean", "running_var", "num_batches_tracked"} if kind == "group" else set())
+    restored, types = pickle.loads(pickle.dumps(model)), [type(module) for module in model.modules()]
+    assert [type(module) for module in restored.modules()] == types
 
 
 @pytest.mark.parametrize("name", ["test_resnet", MODEL_WITH_ACTIVATIONS])

@@ -69,6 +69,10 @@ def test_the_power_has_a_finite_gradient_with_zeros() -> None:
     assert math.isfinite(power.grad.item())
 
 
+def test_a_learned_power_is_not_read_for_the_description() -> None:
+    assert repr(GemLearned(2).to("meta")) == "GemLearned(2)" and repr(Gem(2, p=6.5)) == "Gem(2, p=6.5)"
+
+
 RMAC: dict[str, Any] = json.loads((Path(__file__).parent.parent / "golden" / "selfsup" / "rmac.json").read_text())
 SIZES: list[tuple[int, int, int]] = [tuple(size) for size in RMAC["inputs"]["HWL"]]  # type: ignore[misc]
 

@@ -38,8 +38,9 @@ def batch_share(batch: Batch) -> float:
 
 
 def use_first_view(batch: Batch) -> Batch:
-    """Return a training batch in the form of an evaluation batch: the first of several views is the image."""
-    return {**batch, "image": batch["views"][0]} if "views" in batch and "image" not in batch else batch
+    """Return a training batch in the form of an evaluation batch: the image alone, or the first of several views."""
+    rest = {name: value for name, value in batch.items() if name != "views"}
+    return {"image": batch["views"][0], **rest} if "views" in batch else batch
 
 
 def labeled_samples(batch: Batch, keys: tuple[str, ...] | None) -> list[int] | None:

@@ -105,7 +105,6 @@ class Multitask(Task):
         self.backbone, self._stream = net, CurrentStream("")
         self.backbone_paths: list[str] = []
         self.register_state_dict_post_hook(_save_backbone_once)  # type: ignore[no-untyped-call]
-        self.register_load_state_dict_pre_hook(_load_backbone_once)  # type: ignore[no-untyped-call]
         self._stream_of = {name: settings.stream or name for name, settings in tasks.items()}
         if unread := dataset_info.streams.keys() - self._stream_of.values():
             raise ValueError(f"no task learns from the training data of {min(unread)}; omit it")
@@ -181,6 +180,7 @@ class Multitask(Task):
         """Return this model with these tasks only."""
         selected = copy.copy(self)
         selected._modules = {**self._modules, "tasks": nn.ModuleDict({name: self.tasks[name] for name in names})}
+        selected.backbone_paths = [path for path in self.backbone_paths if path.split(".")[1] in names]
         streams = {self._stream_of[name] for name in names}  # padded as in training, where other tasks read them, too
         selected.size_multiple = self._common_multiple(name for stream in streams for name in self._tasks_of(stream))
         return selected
@@ -366,6 +366,13 @@ class Multitask(Task):
             if heads or shared:
                 task.weights_loaded([*shared, *heads])
 
+    def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *arguments: Any) -> None:
+        """Add the backbone under the names that it has in each task to a state dict that is loaded."""
+        weights = {name: state[name] for name in state if name.startswith(f"{prefix}backbone.")}
+        for path in self.backbone_paths:
+            state.update({prefix + path + name.removeprefix(f"{prefix}backbone."): weights[name] for name in weights})
+        super()._load_from_state_dict(state, prefix, *arguments)
+
     def extra_repr(self) -> str:
         """Return the weights of the tasks, so that the log shows them with the model."""
         return "\n".join(f"({name}): weight {settings.weight:g}" for name, settings in self._settings.items())
@@ -383,13 +390,6 @@ def _save_backbone_once(model: Multitask, state: dict[str, Any], prefix: str, me
     """Remove the backbone under the names that it has in each task from a state dict, which has it under its own."""
     for name in [name for name in state if name.startswith(tuple(prefix + path for path in model.backbone_paths))]:
         del state[name]
-
-
-def _load_backbone_once(model: Multitask, state: dict[str, Any], prefix: str, *arguments: Any) -> None:
-    """Add it to a state dict that is loaded."""
-    weights = {name: state[name] for name in state if name.startswith(f"{prefix}backbone.")}
-    for path in model.backbone_paths:
-        state.update({prefix + path + name.removeprefix(f"{prefix}backbone."): weights[name] for name in weights})
 
 
 @contextmanager

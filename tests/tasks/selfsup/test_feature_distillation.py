@@ -12,9 +12,11 @@ from torch import nn
 from opabinia.contracts import Clock, DataMismatch
 from opabinia.models.backbones.timm import timm
 from opabinia.models.projectors import without_projectors
+from opabinia.tasks.multitask.partial_labels import use_first_view
 from opabinia.tasks.selfsup.distillation import Distillation
 from opabinia.tasks.selfsup.simclr import SimCLR
 from opabinia.tasks.teachers import FrozenTeacher, frozen_features
+from opabinia.training.flops import count_forward_flops
 from tests.tasks.selfsup.views import DATASET_INFO, SmallBackbone, make_task, run_at_step
 
 RUN = Path("runs/teacher")
@@ -98,7 +100,19 @@ def test_the_teacher_is_no_part_of_the_student_and_follows_the_images() -> None:
     assert not any(module.training for module in model.modules())
     vectors, same = features(images())
     assert vectors is same and not vectors.requires_grad
-    assert features(images().to("meta"))[0].is_meta and model.normalize.mean.is_meta
+    model.normalize.to("meta")
+    with pytest.raises(NotImplementedError, match="out of meta tensor"):  # torch's, when the model moves to the images
+        features(images())
+
+
+def test_counting_flops_leaves_the_teacher_in_place() -> None:
+    task = with_teacher(SmallBackbone, vit, pooled_weight=1.0, dense_weight=0.0)
+    batch = {"views": (images(count=1), images(count=1)), "id": ["a"]}
+    expected = count_forward_flops(task, {"image": images(count=1), "id": ["a"]})
+    assert expected is not None and expected.complete
+    assert count_forward_flops(task, use_first_view(batch)) == expected  # of a prediction, not of the losses
+    assert count_forward_flops(task, {**batch, "image": images(count=1)}) is not None
+    assert task(batch, Clock())["pooled_loss"].isfinite()
 
 
 def test_the_teacher_is_not_saved_but_checked_on_resume() -> None:
