@@ -149,7 +149,7 @@ def test_a_server_returns_the_predictions_of_all_tasks(trained: TrainedModel, mo
     kinds = {"boxes": "detection", "maps": "segmentation", "present": "classification", "kinds": "classification"}
     section = {"name": "multitask", "tasks": {name: {"task": {"name": kind}} for name, kind in kinds.items()}}
     monkeypatch.setattr(RunModel, "load", lambda _, task: predictor_of(trained, task, channels=1))
-    monkeypatch.setattr(server, "resolve", lambda run: SimpleNamespace(config={"task": section}))
+    monkeypatch.setattr(server, "resolve", lambda run, overrides: SimpleNamespace(config={"task": section}))
     monkeypatch.setattr(server, "make_app", lambda service, *_: services.append(service))
     monkeypatch.setattr(server.uvicorn.Server, "run", lambda *_, **__: None)
     limits = Limits(bytes=10**6, pixels=10**6, waiting=1)
