@@ -12,6 +12,7 @@ from typing_extensions import TypedDict
 
 from opabinia.config import ConfigError, Problem
 from opabinia.contracts import Comparison, DrawOptions, Sample, Source
+from opabinia.inference.earlier_files import replace_earlier
 from opabinia.inference.input_files import drawing_name, raise_skipped
 from opabinia.inference.load import RunModel
 from opabinia.inference.predictor import Predictor
@@ -58,7 +59,7 @@ def compare(
     errors, sheets = list[str](), Sheets(out)
     evaluation = evaluation_name(model.run, split, predictor)
     indices = select_samples(predictor, model.run, evaluation, source, max_images)
-    with disk_errors(folder), progress_bar(f"predict {split}", len(indices)) as bar:
+    with disk_errors(folder), replace_earlier(out), progress_bar(f"predict {split}", len(indices)) as bar:
         folder.mkdir(parents=True, exist_ok=True)
         for number, index in enumerate(bar.track(indices)):
             try:
@@ -79,7 +80,7 @@ def compare(
             image.save(folder / f"{drawing_name(number, name)}.png")
             caption = f"{verdict}: {comparison.caption}" if verdict else comparison.caption
             print(printable(f"{name}  {caption}"))
-    sheets.write()
+        sheets.write()
     print(f"{plural(len(indices) - len(errors), 'image')} in {folder}; sheets are in {out}")
     raise_skipped(errors, len(indices))
 

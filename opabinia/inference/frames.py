@@ -14,6 +14,7 @@ from PIL import Image
 
 from opabinia.contracts import DrawOptions
 from opabinia.data.decoding.sequential import TimedFrame, read_frames
+from opabinia.inference.earlier_files import replace_earlier
 from opabinia.inference.input_files import MAX_BATCH_BYTES, raise_skipped
 from opabinia.inference.predictor import Predictor
 from opabinia.runtime.addresses import is_live, public_name
@@ -57,9 +58,8 @@ def predict_frames(
     """
     errors, stop, count = list[str](), StopSignal("completing the files"), 0
     log = out / "predictions.jsonl"
-    with disk_errors(log), stop_signals(stop), progress_bar("predict", None, unit="frames") as bar:
-        out.mkdir(parents=True, exist_ok=True)
-        with log.open("w", encoding="utf-8", buffering=1) as file:
+    with disk_errors(log), stop_signals(stop), replace_earlier(out):
+        with progress_bar("predict", None, unit="frames") as bar, log.open("w", encoding="utf-8", buffering=1) as file:
             for number, name in enumerate(names):
                 shown = public_name(name) if is_live(name) else shown_path(name)
                 last_time, next_print = -1, 0.0

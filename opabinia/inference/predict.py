@@ -14,6 +14,7 @@ from opabinia.contracts import DrawOptions
 from opabinia.contracts.presenting import save_image
 from opabinia.data.decoding.sequential import is_video
 from opabinia.evaluation.retrieval.distances import nearest as nearest_rows
+from opabinia.inference.earlier_files import replace_earlier
 from opabinia.inference.frames import predict_frames
 from opabinia.inference.input_files import (
     InputBatch,
@@ -52,7 +53,7 @@ def predict(
 
     ``predictions.jsonl`` has one line per file with its ``path`` and the task's readable prediction; ``sheet-1.png``
     and so on show the images. Drawings are written next to it: ``images`` of a detector, ``strips`` and ``clips`` of
-    videos. Files that cannot be read are reported and skipped.
+    videos. Files that cannot be read are reported and skipped. Drawings of earlier calls are removed.
 
     Args:
         predictor: the model.
@@ -81,7 +82,7 @@ def predict(
     kind, drawings = ("videos", ", strips and clips") if predictor.takes_video else ("images", " and sheets")
     lines: list[dict[str, Any]] = []
     sheets = Sheets(out)
-    with progress_bar("predict", len(files), unit=kind) as bar:
+    with replace_earlier(out), progress_bar("predict", len(files), unit=kind) as bar:
         for batch in read_batches(predictor, files, errors):
             if explain:
                 _write_heatmaps(out, len(lines), batch, predictor, errors)
@@ -98,8 +99,8 @@ def predict(
                 if "image" in original:
                     sheets.add(drawn or to_pil(original["image"]), [path.name, *caption])
                 lines.append({"path": shown_path(path), **prediction.readable})
-    sheets.write()
-    write_lines(out, lines)
+        sheets.write()
+        write_lines(out, lines)
     print(f"{len(lines)} {kind}; predictions.jsonl{drawings} are in {out}")
     raise_skipped(errors, len(files))
 
@@ -141,7 +142,7 @@ def retrieve(
     searched = Gallery(readable, gallery, lambda rows, k: nearest_rows(rows, features, k), features.__getitem__)
     searched = searched.with_reranking() if rerank else searched
     lines: list[dict[str, Any]] = []
-    with progress_bar("predict", len(queries), unit="images") as bar:
+    with replace_earlier(out), progress_bar("predict", len(queries), unit="images") as bar:
         for batch, embeddings in embed_files(predictor, queries, errors):
             by_query = searched.nearest(batch.paths, embeddings, nearest)
             if explain:
@@ -162,7 +163,7 @@ def retrieve(
                 first = f"{shown_path(matches[0].path)}, distance {matches[0].distance:.3f}" if matches else "none"
                 print(printable(f"{shown_path(path)}  nearest: {first}"))
                 lines.append({"path": shown_path(path), "nearest": [match.to_json() for match in matches]})
-    write_lines(out, lines)
+        write_lines(out, lines)
     print(f"{plural(len(lines), 'image')}; predictions.jsonl and sheets are in {out}")
     raise_skipped(errors, len(queries) + len(images))
 

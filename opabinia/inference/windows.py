@@ -13,6 +13,7 @@ from opabinia.contracts import Sample, Transform
 from opabinia.data.decoding.sequential import is_video
 from opabinia.data.decoding.video import VideoFile
 from opabinia.data.transforms.clips import Clip
+from opabinia.inference.earlier_files import replace_earlier
 from opabinia.inference.frames import predict_frames
 from opabinia.inference.input_files import find_files, raise_skipped, write_lines
 from opabinia.inference.predictor import Predictor
@@ -63,7 +64,7 @@ def predict_windows(
         return predict_frames(predictor, names, out, every=every, max_frames=max_frames, min_score=min_score)
     files = list(find_files(paths, videos=True))
     errors, lines, rows = list[str](), list[dict[str, Any]](), list[Any]()
-    with progress_bar("predict", len(files), unit="videos") as bar:
+    with replace_earlier(out), progress_bar("predict", len(files), unit="videos") as bar:
         for file in bar.track(files):
             for videos, samples in _batches(predictor, file, every, window, errors):
                 predictions = predictor.batch(samples)
@@ -74,10 +75,10 @@ def predict_windows(
                     lines.append({**span, **prediction.readable})
                 if features:
                     rows.append(predictor.embeddings(samples).numpy())
-    write_lines(out, lines)
-    if rows:
-        with disk_errors(out):
-            np.save(out / FEATURES, np.concatenate(rows))
+        write_lines(out, lines)
+        if rows:
+            with disk_errors(out):
+                np.save(out / FEATURES, np.concatenate(rows))
     print(f"{len(lines)} windows; predictions.jsonl{f' and {FEATURES}' if rows else ''} are in {out}")
     raise_skipped(errors, len(files))
 

@@ -91,6 +91,25 @@ def test_names_with_line_breaks_and_of_maximum_length(predictor: Predictor, tmp_
     assert all(path.name.isprintable() for path in (tmp_path / "out").rglob("*"))
 
 
+def test_drawings_of_earlier_calls_are_removed(predictor: Predictor, folder: Path, tmp_path: Path) -> None:
+    out, images = tmp_path / "out", sorted(folder.glob("*.png"))
+    other = [out / "notes.txt", out / "images" / "00001-mine.png", out / "sheet-9.png"]
+    for path in other:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("the user's")
+
+    def drawn() -> list[str]:
+        return sorted(path.name for path in out.rglob("*.png") if path not in other)
+
+    predict(predictor, images[:2], out, explain=True)
+    both = [*(f"{number:05d}-{path.stem}.png" for number, path in enumerate(images[:2])), "sheet-1.png"]
+    assert drawn() == both
+    predict(predictor, images[:1], out, explain=True)
+    assert drawn() == [both[0], "sheet-1.png"]
+    predict(predictor, images[1:2], out)
+    assert drawn() == ["sheet-1.png"] and all(path.read_text() == "the user's" for path in other)
+
+
 def test_heatmaps_of_images_of_different_sizes(run: Path, tmp_path: Path) -> None:
     """The deepest feature map of an image of 8 x 8 has one pixel: the layer depends on the size."""
     original = ["data.val.transforms=[]"]
