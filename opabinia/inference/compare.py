@@ -34,8 +34,8 @@ def compare(
 ) -> None:
     """Draw ground truth and predictions of a run's data, the samples with most errors in the last evaluation first.
 
-    ``images`` has ground truth and prediction of each sample side by side; ``sheet-1.png`` and so on show the
-    predictions of 60 samples each.
+    ``images`` has ground truth and prediction of each sample side by side; ``sheet-1.png`` and so on show
+    the same of 30 samples each, of classifiers, whose ground truth is in the captions, of 60.
 
     Videos are drawn as strips of the frames that the model saw; up to half of them are misclassified ones.
 
@@ -55,7 +55,7 @@ def compare(
         split = resolve_split(resolved, split)
         source, predictor = open_split(resolved, split), model.load(task_of(resolved, split))
     out = out or model.run / "predictions" / split
-    folder, options = out / "images", DrawOptions(min_score=min_score)
+    folder, options = out / "images", DrawOptions(min_score=min_score, text=16)
     errors, sheets = list[str](), Sheets(out)
     evaluation = evaluation_name(model.run, split, predictor)
     indices = select_samples(predictor, model.run, evaluation, source, max_images)
@@ -72,11 +72,14 @@ def compare(
                 message = f"{type(predictor.task).__name__} draws no ground truth of the samples of {split}"
                 raise ConfigError(Problem("command line", "--split", message))
             name, verdict = str(sample["id"]), comparison.verdict
-            titles = [panel.title for panel in comparison.panels]
-            image = side_by_side([panel.image for panel in comparison.panels], [f"{name}: {titles[0]}", *titles[1:]])
+            images, titles = [panel.image for panel in comparison.panels], [panel.title for panel in comparison.panels]
+            image = side_by_side(images, [f"{name}: {titles[0]}", *titles[1:]])
             if verdict is not None:
                 image = ImageOps.expand(image, 5, FRAME_COLORS[verdict])
-            sheets.add(comparison.panels[-1].image, [name, *comparison.caption.split("; ")], verdict)
+            if len(images) == 2:
+                sheets.add_pair(images, [(name, titles[0]), ("", titles[1])], verdict)
+            else:
+                sheets.add(images[-1], [name, *comparison.caption.split("; ")], verdict)
             image.save(folder / f"{drawing_name(number, name)}.png")
             caption = f"{verdict}: {comparison.caption}" if verdict else comparison.caption
             print(printable(f"{name}  {caption}"))

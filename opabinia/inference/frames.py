@@ -58,8 +58,9 @@ def predict_frames(
     """
     errors, stop, count = list[str](), StopSignal("completing the files"), 0
     log = out / "predictions.jsonl"
-    with disk_errors(log), stop_signals(stop), replace_earlier(out):
-        with progress_bar("predict", None, unit="frames") as bar, log.open("w", encoding="utf-8", buffering=1) as file:
+    with disk_errors(log), stop_signals(stop), progress_bar("predict", None, unit="frames") as bar:
+        out.mkdir(parents=True, exist_ok=True)
+        with replace_earlier(out), log.open("w", encoding="utf-8", buffering=1) as file:
             for number, name in enumerate(names):
                 shown = public_name(name) if is_live(name) else shown_path(name)
                 last_time, next_print = -1, 0.0

@@ -138,7 +138,10 @@ def test_ground_truth_and_predictions_are_drawn_the_worst_images_first(run: Path
     with Image.open(tmp_path / "images" / f"00000-{drawn_names[0]}.png") as drawing:
         assert drawing.width > 2 * 512
     with Image.open(tmp_path / "sheet-1.png") as sheet:
-        assert sheet.width == 5 * 192
+        assert sheet.width == 4 * 432
+        tiles = [np.array(sheet.crop((left, 6, left + 420, 426))) for left in (6, 438)]
+    same = (tiles[0] == tiles[1]).all(2).mean()
+    assert 0.5 < same < 1, "ground truth beside the prediction for the same image"
 
 
 @pytest.mark.parametrize(

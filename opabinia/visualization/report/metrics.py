@@ -55,6 +55,12 @@ class RunMetrics:
         last = {name: points[-1].value for name, points in self.lines.items() if is_score(name)}
         return {name: value for name, value in last.items() if value is not None}
 
+    def scores_at(self, step: str) -> dict[str, float]:
+        """Return the scores of the evaluations at a step, which is given as text."""
+        scores = {name: points for name, points in self.lines.items() if is_score(name)}
+        at_step = [(name, point) for name, points in scores.items() for point in points if f"{point.at[0]:.0f}" == step]
+        return {name: point.value for name, point in at_step if point.value is not None}
+
 
 def is_score(name: str) -> bool:
     """Return whether a metric is the score of an evaluation."""

@@ -36,7 +36,8 @@ class RunData:
         origins: origin of each value, likewise.
         metrics: lines of metrics.jsonl.
         scores: the final ones, or the newest if the run is not finished.
-        evaluated_scores: scores of ``opabinia eval``, by checkpoint (and overrides).
+        evaluated_scores: scores of ``opabinia eval``, by checkpoint (and overrides); without overrides also those that
+            training computed at the same step.
         evaluations: validation sets and evaluations, with their ``scores``, ``data``, ``samples`` and so on.
         finished: whether the run ended.
         total_steps: planned; None if no checkpoint says.
@@ -172,6 +173,7 @@ def _read_scores(run: RunData) -> None:
     run.scores = {name: score for name, score in scores.items() if not _is_outdated(run, name.rpartition("/")[0])}
     pointer = run.folder / "checkpoints" / "best"
     best = pointer.read_text("utf-8", errors="replace").strip() if pointer.is_file() else ""
+    steps: dict[str, str] = {}
     for dataset, path in _evaluation_files(run, "scores.json"):
         newest = dict_of(read_json(path, run.notes))
         for result in [newest, *dicts_of(newest.get("earlier"))]:
@@ -183,6 +185,11 @@ def _read_scores(run: RunData) -> None:
             scores = {name: value for name, value in _numbers(result).items() if "/" in name}
             column = " ".join(filter(None, (about["checkpoint"], overrides)))
             run.evaluated_scores[column] = {**scores, **run.evaluated_scores.get(column, {})}  # the newest counts
+            if not overrides:
+                steps[column] = step.removeprefix("step ")
+    for column, step in steps.items():
+        in_training = {name: score for name, score in run.metrics.scores_at(step).items() if name in run.scores}
+        run.evaluated_scores[column] = in_training | run.evaluated_scores[column]
 
 
 def _is_outdated(run: RunData, dataset: str) -> bool:

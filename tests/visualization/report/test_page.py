@@ -135,8 +135,9 @@ def test_every_section_is_listed(make: Make, names: list[str]) -> None:
         assert text in texts
 
 
-def test_the_best_checkpoint_is_named(make: Make) -> None:
-    folder = make()
+def test_the_best_checkpoint_is_named_with_its_scores(make: Make) -> None:
+    early = {"step": 10, "epoch": 1, "samples": 80, "val/top1": 0.25, "val/top5": 0.875}
+    folder = make(rows=[early, *rows_of(20)], results={"val/top1": 0.75, "val/top5": 0.9})
     (folder / "checkpoints").mkdir(exist_ok=True)
     (folder / "checkpoints" / "best").write_text("step-00000010\n")
     for name, step in (("val", 10), ("test", 20)):
@@ -145,6 +146,10 @@ def test_the_best_checkpoint_is_named(make: Make) -> None:
         (folder / "eval" / name / "scores.json").write_text(json.dumps(scores))
     headings = re.findall(r'<th scope="col"[^>]*>(.*?)</th>', page_of([folder]))
     assert headings[:4] == ["score", "after the last step", "step 20", "best (step 10)"]
+    assert read_run(folder).evaluated_scores == {
+        "step 20": {"val/top1": 0.75, "test/top1": 0.5},
+        "best (step 10)": {"val/top1": 0.5, "val/top5": 0.875},
+    }
 
 
 def test_config_keys_that_were_set_are_marked(make: Make) -> None:
