@@ -67,12 +67,21 @@ distclean: clean  ## clean, and remove .venv
 # From nothing to ready, uv took 93 s with an empty cache, 38 s with a full one; pip 158 s. But uv reads none of pip's
 # settings: where those matter (a mirror, a proxy's certificate) it fails, and pip does the same with the same pins. The
 # pins are exact (torch==2.15.0), so an older torch that pip may have been pointed at is not taken. UV_TORCH_BACKEND=cpu
-# takes PyTorch's CPU builds.
+# takes PyTorch's CPU builds; pip does not read it.
+CUDA_SIZE := 3.2 GB, 6 GB on disk
+ifeq ($(UV_TORCH_BACKEND),cpu)
+SIZE := 0.4 GB, 1.5 GB on disk
+UV_FAILED := uv could not install the CPU builds of PyTorch; pip takes those with CUDA, a download of $(CUDA_SIZE)
+else
+SIZE := $(CUDA_SIZE) (docs/install.md: CPU only)
+UV_FAILED := uv failed; trying pip
+endif
+
 $(READY): pyproject.toml constraints.txt | $(BIN)/uv
 	@echo "opabinia: installing PyTorch and the other packages of constraints.txt into .venv:" \
-		"at first a download of 3.2 GB, 6 GB on disk (docs/install.md: CPU only)"
+		"at first a download of $(SIZE)"
 	@$(BIN)/uv pip install --compile-bytecode --python $(BIN)/python -c constraints.txt -b constraints.txt -e '.[dev]' \
-		|| { echo "opabinia: uv failed; trying pip" && \
+		|| { echo "opabinia: $(UV_FAILED)" && \
 		$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev]'; }
 	@touch $@
 

@@ -173,6 +173,28 @@ def test_the_dockerfile_copies_existing_files() -> None:
         assert f"!{name}" in allowed, f"{name} is ignored"
 
 
+@pytest.mark.parametrize(
+    ("backend", "size", "failed"),
+    [
+        ("cpu", "download of 0.4 GB", "the CPU builds of PyTorch; pip takes those with CUDA, a download of 3.2 GB"),
+        ("", "download of 3.2 GB, 6 GB on disk (docs/install.md: CPU only)", "uv failed; trying pip"),
+    ],
+)
+def test_make_setup_announces_what_it_installs(tmp_path: Path, backend: str, size: str, failed: str) -> None:
+    if not shutil.which("make"):
+        pytest.skip("make is not installed")
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, tmp_path)
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    for name, status in (("uv", 1), ("python", 0)):
+        program = tmp_path / ".venv" / "bin" / name
+        program.write_text(f"#!/bin/sh\nexit {status}\n")
+        program.chmod(0o755)
+    command = ["make", "-C", str(tmp_path), "setup", f"UV_TORCH_BACKEND={backend}"]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert size in shown and failed in shown
+
+
 def workflow() -> Any:
     return yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8"))
 

@@ -79,14 +79,17 @@ def check_run_folder(folder: Path) -> None:
     """Check that a run has begun in ``folder``.
 
     Raises:
-        ConfigError: it has not; runs in its subfolders are named.
+        ConfigError: it has not; runs in its subfolders are named, or those beside a folder that does not exist.
     """
     if holds_run(folder):
         return
-    runs = sorted(str(path.parent) for path in folder.glob("*/config.yaml")) if folder.is_dir() else []
-    known = f"runs in it: {listing(runs)}" if runs else ""
-    message = f"{folder} holds no run (no config.yaml in it)" if folder.exists() else f"there is no folder {folder}"
-    raise ConfigError(Problem("command line", "", message, allowed=known))
+    exists = folder.exists()
+    runs = {path.parent.name: str(path.parent) for path in (folder if exists else folder.parent).glob("*/config.yaml")}
+    known = f"runs in {'it' if exists else folder.parent}: {listing(sorted(runs.values()))}" if runs else ""
+    if exists:
+        raise ConfigError(Problem("command line", "", f"{folder} holds no run (no config.yaml in it)", allowed=known))
+    message, suggestion = f"there is no folder {folder}", runs.get(nearest(folder.name, runs), "")
+    raise ConfigError(Problem("command line", "", message, "", suggestion, known or describe_missing(folder)))
 
 
 def check_input_paths(paths: Iterable[Path]) -> None:

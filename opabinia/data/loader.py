@@ -65,6 +65,7 @@ from opabinia.runtime.log import log
 from opabinia.runtime.seeds import ANOTHER, MIX, REPLACEMENT, SAMPLE, hash32, preserve_generators, seed_sample
 from opabinia.runtime.signals import STOP_SIGNALS
 from opabinia.runtime.storage import StorageError
+from opabinia.runtime.text import error_text
 
 # Runs state at their start that they have more workers than cores; torch repeats it for each loader, without the key.
 warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
@@ -420,7 +421,7 @@ def _errors_in(location: str, part: object) -> Iterator[None]:
 
 
 def _data_error(location: str, part: object, error: Exception, hint: str = "") -> DataError:
-    return DataError(f"{location}, {part_name(part)}: {type(error).__name__}: {error}{hint}")
+    return DataError(f"{location}, {part_name(part)}: {error_text(error)}{hint}")
 
 
 def part_name(part: object) -> str:

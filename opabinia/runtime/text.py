@@ -8,6 +8,11 @@ def plural(count: int, word: str, ending: str = "s") -> str:
     return f"{count} {word}{'' if count == 1 else ending}"
 
 
+def error_text(error: Exception) -> str:
+    """Return the text of an error, after its type unless it is a ValueError, whose texts are written for users."""
+    return str(error) if isinstance(error, ValueError) and str(error) else f"{type(error).__name__}: {error}"
+
+
 def printable(text: str) -> str:
     """Escape line breaks, terminal codes and other characters that cannot be printed on one line."""
     return text if text.isprintable() else "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)

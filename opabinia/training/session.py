@@ -171,7 +171,7 @@ class TrainingRun:
         """
         seed = draw_seed() if self.seed is None else self.seed
         device, threads = set_up(self.train)
-        log.info("rank %d of %d on %s, %d threads, seed %d", rank(), world_size(), device, threads, seed)
+        log.info("rank %d of %d on %s, %s, seed %d", rank(), world_size(), device, plural(threads, "thread"), seed)
         log_to_file("environment", describe_environment(device, threads))
 
         # Data first: the model and the evaluators need its description.
@@ -379,7 +379,7 @@ def warn_of_unusual_lengths(batches: TrainingBatches, schedule: Schedule, ema: E
         )
     warmup = getattr(schedule, "keywords", {}).get("warmup")
     if isinstance(warmup, Duration) and Clock.at(plan, 0).steps(warmup) >= plan.total_steps > 0:
-        log.warning("schedule.warmup (%s) is as long as the run: lr never reaches its peak", warmup)
+        log.warning("schedule.warmup (%s) is at least as long as the run: lr never reaches its peak", warmup)
     if ema and (warning := slow_average_warning(ema, plan)):
         log.warning("%s", warning)
 

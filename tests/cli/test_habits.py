@@ -27,6 +27,10 @@ def test_resuming_a_nonexistent_run_is_an_error(opabinia: Callable[..., Any], si
     assert result.status == 2 and "Traceback" not in result.err
     assert "there is no run" in result.err and "did you mean 'slow'?" in result.err and "--resume auto" in result.err
     assert not (tmp_path / "classification" / "digits" / "slwo").exists()
+    for command in ("eval", "serve"):
+        result = opabinia(command, tmp_path / "classification" / "digits" / "slwo")
+        assert result.status == 2 and f"did you mean '{tmp_path}/classification/digits/slow'?" in result.err
+    assert "the nearest existing folder is" in opabinia("eval", tmp_path / "classification" / "nothing").err
 
 
 def test_resume_auto_starts_a_run_and_resumes_it(opabinia: Callable[..., Any], tmp_path: Path) -> None:

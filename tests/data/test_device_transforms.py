@@ -299,6 +299,6 @@ def test_what_workers_send_and_errors_in_a_mix() -> None:
     sent, finished = recording_reader(reader).batch(request), reader.batch(request)
     assert (sent["image"].dtype, finished["image"].dtype) == (torch.uint8, torch.float32)
     assert BATCH_OPS in sent and RECORDED_OPS not in sent
-    message = "step 0, mixup: ValueError: mixup mixes the class labels of images, and this data has no 'label'"
+    message = "step 0, mixup: mixup mixes the class labels of images, and this data has no 'label'"
     with pytest.raises(DataError, match=message):
         DeviceTransforms(reader)({"image": torch.zeros(2, 3, 4, 4)}, GlobalBatch(0, 0, 0, 2))

@@ -390,11 +390,11 @@ def unlucky(batch: Batch, dataset_info: DatasetInfo, /) -> Batch:
     [
         ({"source": Numbers(23, broken=7)}, "sample 7, Numbers: OSError: the disk is on fire"),
         ({"source": Numbers(23, broken=7), "workers": 2}, "sample 7, Numbers: OSError: the disk is on fire"),
-        ({"transforms": [partial(too_small)]}, "(n/17), too_small: ValueError: crop 9 x 9 does not fit"),
+        ({"transforms": [partial(too_small)]}, "(n/17), too_small: crop 9 x 9 does not fit"),
         ({"transforms": [v2.LinearTransformation(torch.eye(2), torch.zeros(2))]}, "LinearTransformation"),
         ({"transforms": [forgetful, noisy]}, "forgetful: TypeError: returned a NoneType, not a sample"),
         ({"source": _Ones(23)}, "_Ones: TypeError: returned a int, not a sample (dict)"),
-        ({"transforms": [of_its_own_size]}, "step 0, collate: ValueError: 'image' differs in size: n/"),
+        ({"transforms": [of_its_own_size]}, "step 0, collate: 'image' differs in size: n/"),
         ({"mixes": [unlucky]}, "step 0, unlucky: KeyError: 'boxes'"),
     ],
 )

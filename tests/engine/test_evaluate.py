@@ -159,7 +159,10 @@ def test_tables_and_files_are_in_the_folder_of_the_set(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "kept"), [('{"step": 3, "samples": 7}', True), ('{"step": 4}', False), ("{", False), ("", False)]
 )
-def test_an_evaluation_only_run_keeps_results_of_another_step(tmp_path: Path, content: str, kept: bool) -> None:
+def test_an_evaluation_only_run_keeps_results_of_another_step(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, content: str, kept: bool
+) -> None:
+    caplog.set_level("INFO", logger="opabinia")
     details = tmp_path / "eval/val/details.json"
     details.parent.mkdir(parents=True)
     details.write_text(content)
@@ -168,6 +171,7 @@ def test_an_evaluation_only_run_keeps_results_of_another_step(tmp_path: Path, co
     folder = details.parent / "step-00000004" if kept else details.parent
     assert json.loads((folder / "details.json").read_text()) == {"step": 4, "samples": 4}
     assert (folder / "results.json").is_file() and (details.read_text() == content) == kept
+    assert ("keeps the tables of step 3; those of step 4 are in" in caplog.text) == kept
 
 
 def test_only_rank_zero_writes_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -170,7 +170,17 @@ def test_a_run_returns_its_final_scores(tmp_path: Path, capsys: pytest.CaptureFi
     assert list(scores) == [f"{prefix}/{name}" for prefix in ("val_ema", "val") for name in names]
     assert launch.evaluate(folder, checkpoint="last", weights="both") == scores
     log = (folder / "train.log").read_text()
-    for expected in ("rank 0 of 1", "torch ", "git ", "command ", "lr: 0.004", "TimmBackbone", "label_smoothing=0.1"):
+    for expected in (
+        "rank 0 of 1",
+        "1 thread, seed",
+        "schedule.warmup (2ep) is at least as long as",
+        "torch ",
+        "git ",
+        "command ",
+        "lr: 0.004",
+        "TimmBackbone",
+        "label_smoothing=0.1",
+    ):
         assert expected in log, expected
     assert "TimmBackbone" not in capsys.readouterr().err
     # A hook sees the evaluation, too.

@@ -54,6 +54,13 @@ _FIXED_BY_CLIP = {
     *(BAD_KEYPOINTS, OUTSIDE_KEYPOINT, BAD_FLAG, BAD_AREA),
 }
 
+_CLIPPED = {
+    CUT_BOX: "clipped to the image",
+    CUT_SEGMENTATION: "clipped to the image, those without area in it dropped",
+    OUTSIDE_KEYPOINT: "hidden",
+}
+"""What ``broken: clip`` does about errors other than dropping the object."""
+
 
 @dataclass(frozen=True)
 class ErrorCase:
@@ -147,6 +154,5 @@ def check_errors(where: object, groups: Iterable[ErrorGroup], broken: Broken) ->
         if all(group.kind in _FIXED_BY_CLIP for group in fatal):
             hint = f"broken: clip clips boxes to their image and drops those without area; {hint}"
         raise ValueError(f"{where}: {counts}: {listed}. {hint}")
-    done = "clipped to the image, or dropped" if broken == "clip" else "dropped"
     for group in groups:
-        log.warning("%s: %s: %s", where, group, done)
+        log.warning("%s: %s: %s", where, group, _CLIPPED.get(group.kind, "dropped") if broken == "clip" else "dropped")

@@ -137,6 +137,9 @@ def find_class_files(
     files = [find_files(root, folder, suffixes) for folder in chosen]
     for folder, names in zip(chosen, files, strict=True):
         if not names:
+            if any(root.glob("annotations/instances_*.json")):
+                message = f"{root} holds COCO data (annotations/instances_*.json), not one folder per class"
+                raise ValueError(f"{message}; `opabinia train {root}` names recipes for it")
             raise ValueError(f"class folder {root / folder} has no {kind} ({', '.join(suffixes)})")
     labels = np.repeat(np.arange(len(chosen), dtype=np.int64), [len(names) for names in files])
     return root, chosen, [name for names in files for name in names], labels

@@ -9,6 +9,7 @@ from functools import reduce
 from opabinia.config import register
 from opabinia.contracts import Count, Sample, TransformPart
 from opabinia.data.device_transforms.recorded import RECORDED_OPS
+from opabinia.runtime.text import error_text
 
 
 @register.section(name="view")
@@ -86,7 +87,7 @@ class Views:
             try:
                 view = transform(view)
             except Exception as error:
-                raise ValueError(f"views.{number}.transforms.{position}: {type(error).__name__}: {error}") from error
+                raise ValueError(f"views.{number}.transforms.{position}: {error_text(error)}") from error
         return view
 
 

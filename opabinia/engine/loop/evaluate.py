@@ -274,9 +274,12 @@ def evaluate_all(
     if is_rank_zero():
         for name, result in results.items():
             folder = run.folder / "eval" / name
-            if run.optimizer is None and _saved_step(folder) not in (None, run.clock.step):
-                folder = folder / f"step-{run.clock.step:08d}"
-                log.info("%s has the results of another step: tables and files are in %s", folder.parent, folder)
+            saved, step = _saved_step(folder), run.clock.step
+            if run.optimizer is None and saved not in (None, step):
+                folder = folder / f"step-{step:08d}"
+                log.info(
+                    "%s keeps the tables of step %s; those of step %d are in %s", folder.parent, saved, step, folder
+                )
             if result.details or result.files:
                 write_json(folder / "details.json", {"step": run.clock.step, **result.details})
             for file, values in result.files.items():

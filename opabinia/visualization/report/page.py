@@ -76,10 +76,11 @@ def write_report(
 
 
 def default_path(folders: Sequence[Path]) -> Path:
-    """Return ``report.html`` in the single run folder, or in the common folder of several."""
+    """Return ``report.html`` in the single run folder, or in the common folder of several; relative if they are."""
     if len(folders) == 1:
         return folders[0] / "report.html"
-    return Path(os.path.commonpath([folder.resolve().parent for folder in folders])) / "report.html"
+    common = os.path.commonpath([folder.resolve().parent for folder in folders])
+    return Path(common if any(folder.is_absolute() for folder in folders) else os.path.relpath(common)) / "report.html"
 
 
 def page_of(folders: Sequence[Path], compare: Mapping[str, Path] | None = None) -> str:

@@ -53,7 +53,7 @@ def test_pixels_do_not_depend_on_when_they_are_decoded(root: Path) -> None:
             expected = images(source, *transforms, decode_now)
             assert torch.equal(images(source, *transforms), expected)
     assert torch.equal(images(cached, CROP, FLIP, workers=1), images(cached, CROP, FLIP, decode_now))
-    with pytest.raises(DataError, match=r"collate: ValueError: 'image' differs in size: cat/0.jpg has 3 x 25 x 20"):
+    with pytest.raises(DataError, match=r"collate: 'image' differs in size: cat/0.jpg has 3 x 25 x 20"):
         images(uncached, Resize(size=20), FLIP)
 
 
@@ -78,7 +78,7 @@ def test_a_broken_image_is_named_and_replaced(root: Path) -> None:
     path = root / "cat" / "5.jpg"
     path.write_bytes(path.read_bytes()[:600])
     source = ImageFolder(root=root)
-    with pytest.raises(DataError, match=r"sample 5 \(cat/5.jpg\), RandomResizedCrop: ValueError: .* be decoded"):
+    with pytest.raises(DataError, match=r"sample 5 \(cat/5.jpg\), RandomResizedCrop: .* be decoded"):
         images(source, CROP, FLIP)
     for on_error, count in (("replace", 10), ("skip", 9)):
         result = images(source, CROP, FLIP, on_error=on_error)

@@ -275,7 +275,11 @@ INVALID: dict[str, tuple[Change, str]] = {
 }
 NOT_CLIPPED = list(INVALID)[list(INVALID).index("unknown category") :]
 ADDED_IMAGES = NOT_CLIPPED[NOT_CLIPPED.index("image twice") :]
-FIXED_BY_CLIPPING = ("partly outside", "polygon outside", "keypoint outside")
+FIXED_BY_CLIPPING = {
+    "partly outside": "clipped to the image",
+    "polygon outside": "clipped to the image, those without area in it dropped",
+    "keypoint outside": "hidden",
+}
 
 
 @pytest.mark.parametrize("name", INVALID)
@@ -294,7 +298,8 @@ def test_invalid_annotations_are_reported_clipped_or_dropped(
         caplog.clear()
         source = read(change, masks=True, keypoints=True, broken=broken)
         (line,) = caplog.messages
-        assert line.startswith(str(tmp_path / "a.json")) and "dropped" in line
+        fixed = FIXED_BY_CLIPPING.get(name, "dropped") if broken == "clip" else "dropped"
+        assert line.startswith(str(tmp_path / "a.json")) and line.endswith(f": {fixed}")
         assert len(source) == 4 and [group.count for group in source.info.errors] == [1]
         samples = [source[number] for number in range(4)]
         kept = name in ADDED_IMAGES or (broken == "clip" and name in FIXED_BY_CLIPPING)
@@ -310,13 +315,17 @@ def test_an_unknown_class_and_an_unknown_image_are_both_reported(read: Reader) -
         read(annotation(category_id=5, image_id=99))
 
 
-def test_clipping(read: Reader) -> None:
+def test_clipping(read: Reader, caplog: pytest.LogCaptureFixture) -> None:
     change = annotation(bbox=[50, 5, 20, 6], segmentation=[[50, 5, 70, 5, 70, 11, 50, 11]])
     sample = read(change, masks=True, broken="clip")[1]
     assert sample["boxes"].tolist() == [[50, 5, 64, 11]] and sample["ground_truth"].boxes.tolist() == [[50, 5, 20, 6]]
     assert sample["masks"].sum() == 14 * 6
+    assert "1 box that extends beyond the image" in caplog.text and "): clipped to the image\n" in caplog.text
     hidden = read(annotation(keypoints=[3, 17, 1, 66, 18, 2]), keypoints=True, broken="clip")
     assert hidden[1]["visibility"].tolist() == [[1, 0]], "a keypoint outside is hidden"
+    assert "): hidden\n" in caplog.text and "dropped\n" not in caplog.text.replace("area in it dropped", "")
+    read(annotation(1, bbox=[70, 50, 5, 5]), broken="clip")
+    assert "): dropped\n" in caplog.text
     outside = read(annotation(1, segmentation=[[70, 50, 80, 50, 80, 60]]), masks=True, broken="clip")
     assert 101 not in outside.annotations.ids, "objects without a mask are dropped"
     change = annotation(segmentation=[[1, 1, 5, 5], [10, 10, 20, 10, 20, 20, 10, 20]])

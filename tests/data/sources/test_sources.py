@@ -132,6 +132,13 @@ def test_folder_errors(pets: Path, root: str, classes: list[str] | None, message
         ImageFolder(root=pets / root, classes=classes)
 
 
+def test_coco_data_is_no_folder_per_class(pets: Path) -> None:
+    (pets / "annotations").mkdir()
+    (pets / "annotations" / "instances_val.json").write_text("{}")
+    with pytest.raises(ValueError, match=rf"{pets} holds COCO data .*`opabinia train {pets}` names recipes for it"):
+        ImageFolder(root=pets)
+
+
 def test_a_relative_root(pets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(pets.parent)
     assert len(ImageFolder(root=Path(pets.name))) == 6

@@ -292,5 +292,5 @@ def test_additional_samples_differ_and_leave_the_generators_unchanged(scenes: Di
 
 def test_errors_name_the_transform_and_the_sample(scenes: DigitScenes) -> None:
     bare = BatchReader(DigitScenes(split="val"), (CopyPaste(),), size_multiple=32)
-    with pytest.raises(DataError, match=r"sample 7 \(val/000007\.png\), CopyPaste: ValueError: CopyPaste needs masks"):
+    with pytest.raises(DataError, match=r"sample 7 \(val/000007\.png\), CopyPaste: CopyPaste needs masks"):
         bare.batch(request([1]))

@@ -11,7 +11,7 @@ import pytest
 
 CONFIG = {"task": {"name": "classification", "dropout": 0.1}, "optimizer": {"name": "adamw", "lr": 0.01}, "seed": 0}
 
-LOG = """11-22 08:04:10 I rank 0 of 1 on cpu, 1 threads, seed 0
+LOG = """11-22 08:04:10 I rank 0 of 1 on cpu, 1 thread, seed 0
 11-22 08:04:10 I environment
   python       3.11.7
   command      opabinia train "a & b"

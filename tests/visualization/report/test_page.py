@@ -292,10 +292,12 @@ def test_runs_of_different_tasks_are_all_open(make: Make) -> None:
     assert not re.findall(r'<details class="run" id="[^"]*">', page), "all open"
 
 
-def test_the_default_path_of_the_report(make: Make, tmp_path: Path) -> None:
+def test_the_default_path_of_the_report(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runs = [make("x/one"), make("x/two")]
     assert write_report(runs[:1]) == runs[0] / "report.html"
     assert default_path(runs) == tmp_path / "x" / "report.html"
+    monkeypatch.chdir(tmp_path)
+    assert default_path([Path("x/one"), Path("x/two")]) == Path("x/report.html")
     assert write_report(runs, tmp_path / "new" / "page.html").stat().st_size > 20_000
 
 
