@@ -82,7 +82,7 @@ class DataError(ValueError):
     exit_status = 2
 
 
-_HINT = "; `opabinia data check` lists all samples that cannot be read, data.on_error=skip trains without them"
+_HINT = "; `opabinia data check` lists all samples that cannot be read, data.on_error=skip omits them"
 """End of the error of a sample that cannot be read."""
 
 

@@ -14,8 +14,10 @@ from typing import Any, Literal, NamedTuple
 from opabinia.config import ConfigError, Problem, Resolved, config_of, dump, flatten
 from opabinia.config.compose import PACKAGED
 from opabinia.config.datasets import validation_sets, with_sets
+from opabinia.config.errors import listing
 from opabinia.config.paths import check_not_overwritten, check_resumable, check_run_name
 from opabinia.config.text import describe_source
+from opabinia.data.loader import DataError
 from opabinia.engine.checkpointing.checkpoint import BadCheckpoint, Snapshot, WeightsMismatch, read_checkpoint
 from opabinia.engine.checkpointing.manager import list_checkpoints, load_latest_checkpoint, read_pointer, step_of
 from opabinia.engine.checkpointing.sharded import ranks_elsewhere
@@ -33,6 +35,7 @@ from opabinia.runtime.signals import Stopped, StopSignal, exit_status_of_reason,
 from opabinia.training.autotune import autotune
 from opabinia.training.evaluate import evaluate as evaluate_trained
 from opabinia.training.evaluation_data import choose_sets, write_scores
+from opabinia.training.planning import plan_training
 from opabinia.training.remote_runs import (
     await_checkpoint,
     check_upload,
@@ -41,6 +44,7 @@ from opabinia.training.remote_runs import (
     run_url,
     uploading,
 )
+from opabinia.training.resume_checks import check_same_run, describe_run
 from opabinia.training.run_folder import (
     AUTO,
     LAST,
@@ -55,11 +59,14 @@ from opabinia.training.run_folder import (
 )
 from opabinia.training.session import Session, TrainingRun
 from opabinia.training.summary import run_title
-from opabinia.training.trained_model import Weights, choose_weights
+from opabinia.training.trained_model import Weights, choose_weights, trained_task
 from opabinia.training.world_size_scaling import auto_scale
 
 MAX_ROLLBACKS = 10
 """Batches that may be skipped from one checkpoint on, or in a row, before a run with ``rollback`` gives up."""
+
+_SAME_TRAINING = frozenset({"seed", "data", "shapes", "task"})
+"""Config sections that a resume checks against the checkpoint."""
 
 _OTHER_SETTINGS = "; to train with other settings, set a longer train.length or begin another run (--name NAME)"
 
@@ -152,9 +159,9 @@ def train(
             _clear(folder)
         elif planned.scores is None:
             log.info("resuming %s from step %d", folder, snapshot.step)
-        differs = _log_differences(planned.before, planned.config)
-        if planned.scores is not None:
-            log.info("%s is finished: nothing to do%s", folder, _OTHER_SETTINGS if differs else "")
+        changed = _log_differences(planned.before, planned.config)
+        if planned.scores is not None and snapshot is not None:
+            _report_finished(folder, replace(resolved, config=planned.config), snapshot, changed)
             for hook in (planned.config["hooks"] or {}).values():
                 if hook["name"] == "expected_scores":
                     check_scores(planned.scores, hook["scores"])
@@ -167,8 +174,8 @@ def train(
         begin = partial(_begin, folder, config, overrides, resolved.origins)
         title = run_title(name if isinstance(recipe, TrainingRun) else str(recipe), config["task"])
         session = Session(folder, snapshot, lambda: stop.reason, begin, title=title)
-        scores = _train_and_report(replace(resolved, config=with_values(config, **tuned)), session, url)
-        _write_results(folder, scores)
+        resolved = replace(resolved, config=with_values(config, **tuned))
+        _write_results(folder, scores := _train_and_report(resolved, session, url, changed))
         return folder, scores
 
 
@@ -184,7 +191,23 @@ def _resolve(recipe: str | Path | TrainingRun, overrides: Sequence[str], folder:
     return replace(resolved, warnings=(*resolved.warnings, *description.warnings))
 
 
-def _train_and_report(resolved: Resolved, session: Session, url: str | None) -> dict[str, float]:
+def _report_finished(folder: Path, resolved: Resolved, snapshot: Snapshot, changed: Mapping[str, str]) -> None:
+    """Check that a finished run could be resumed with its changed config, and log that there is nothing to do.
+
+    Raises:
+        ConfigError: it could not, as in :func:`check_same_run`, or the weights do not fit.
+    """
+    if any(key.partition(".")[0] in _SAME_TRAINING for key in changed):
+        parts, seed = build_parts(resolved).keywords, resolved.config["seed"]
+        batches = plan_training(parts["task"], parts["data"], parts["train"].length, parts["shapes"], seed)
+        check_same_run(snapshot, describe_run(batches, snapshot.state["threads"]), batches.plan)
+        trained_task(parts["task"], snapshot)
+    log.info("%s is finished: nothing to do%s", folder, _OTHER_SETTINGS if changed else "")
+
+
+def _train_and_report(
+    resolved: Resolved, session: Session, url: str | None, changed: Mapping[str, str]
+) -> dict[str, float]:
     """Train; log how the run ended where it did not end with scores."""
     folder = session.folder
     try:
@@ -194,13 +217,18 @@ def _train_and_report(resolved: Resolved, session: Session, url: str | None) -> 
         # The signal may have come to another rank.
         raise Stopped(str(reason), exit_status_of_reason(str(reason))) from None
     except WeightsMismatch as error:
-        raise ConfigError(Problem("", "task", f"the checkpoint's weights do not fit: {error}")) from error
+        changes = [f"{key}: {values}" for key, values in changed.items() if key.startswith("task.")]
+        since = f" since {listing(changes, 3)}" if changes else ""
+        raise ConfigError(Problem("", "task", f"the checkpoint's weights do not fit{since}; {error}")) from error
     except UnexpectedScore as error:
         log.error("%s", error, extra={"file_only": True})
         _write_results(folder, error.scores)
         raise
-    except Exception:
+    except Exception as error:
         log.exception("the run ended with an error", extra={"file_only": True})
+        if isinstance(error, DataError) and resolved.config["data"]["on_error"] != "skip" and holds_run(folder):
+            command = f"opabinia train {folder} --resume data.on_error=skip"
+            log.info("to resume without the samples that cannot be read: %s", command)
         raise
 
 
@@ -407,15 +435,16 @@ def _saved_overrides(folder: Path) -> list[str]:
     return read_json(file, list[str]) if file.exists() else []
 
 
-def _log_differences(before: Mapping[str, Any] | None, now: Mapping[str, Any]) -> bool:
-    """Log the values that are not those that the run began with; return whether there are any."""
+def _log_differences(before: Mapping[str, Any] | None, now: Mapping[str, Any]) -> dict[str, str]:
+    """Log the values that are not those that the run began with; return them by key, as ``old -> new``."""
     if before is None:
-        return False
+        return {}
     old, new = flatten(dict(before)), flatten(dict(now))
-    changed = [key for key in sorted(old.keys() | new.keys()) if old.get(key) != new.get(key)]
-    for key in changed:
-        log.warning("changed since the run began: %s: %s -> %s", key, old.get(key), new.get(key))
-    return bool(changed)
+    keys = [key for key in sorted(old.keys() | new.keys()) if old.get(key) != new.get(key)]
+    changed = {key: f"{old.get(key)} -> {new.get(key)}" for key in keys}
+    for key, values in changed.items():
+        log.warning("changed since the run began: %s: %s", key, values)
+    return changed
 
 
 def _as_written(recipe: str | Path | TrainingRun, overrides: Sequence[str]) -> str:

@@ -14,7 +14,7 @@ import torch
 from opabinia.config import ConfigError, Problem, build, register
 from opabinia.config.datasets import subtasks, validation_sets, without_task_data
 from opabinia.contracts import DatasetInfo, Task, TaskPart, Transform, TransformPart
-from opabinia.engine.checkpointing.checkpoint import BestState, Snapshot
+from opabinia.engine.checkpointing.checkpoint import BestState, Snapshot, describe_mismatch
 from opabinia.models.projectors import without_projectors
 from opabinia.models.weights.download import replacing_weights
 from opabinia.runtime.json_files import MetricsLine, check_fields, read_json_lines
@@ -133,10 +133,12 @@ def trained_task(task: Callable[[DatasetInfo], Task], snapshot: Snapshot, weight
     """
     with replacing_weights():
         model = make_task(task, snapshot.state["facts"], snapshot.state["seed"])
+    tensors = without_projectors(snapshot.tensors["ema" if weights == "ema" else "model"])
     try:
-        model.load_state_dict(without_projectors(snapshot.tensors["ema" if weights == "ema" else "model"]))
+        model.load_state_dict(tensors)
     except RuntimeError as error:
-        raise ConfigError(Problem("", "task", f"the weights do not fit: {error}")) from error
+        differences = describe_mismatch(model.state_dict(), tensors) or error
+        raise ConfigError(Problem("", "task", f"the weights do not fit: {differences}")) from error
     return model
 
 

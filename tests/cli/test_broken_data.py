@@ -58,8 +58,20 @@ def test_raise_names_file_and_reason(train: Train, workers: int) -> None:
     assert "Traceback" not in result.err
     assert any(f"{name}.jpg cannot be decoded: " in result.err for name in ("cut", "empty", "text"))
     assert result.err.rstrip().endswith(
-        "; `opabinia data check` lists all samples that cannot be read, data.on_error=skip trains without them"
+        "; `opabinia data check` lists all samples that cannot be read, data.on_error=skip omits them"
     )
+
+
+def test_an_unreadable_validation_image_stops_the_run_with_the_command_that_resumes_it(
+    opabinia: Callable[..., CommandResult], train: Train, root: Path, tmp_path: Path
+) -> None:
+    for name in ("cut", "empty", "text"):
+        (root / "train" / "a" / f"{name}.jpg").unlink()
+    result = train("data.batch_size=3", "data.num_workers=0")
+    assert result.status == 2
+    folder = tmp_path / "runs" / "classification" / "image_folder" / "default"
+    assert f"opabinia train {folder} --resume data.on_error=skip\n" in result.err
+    assert opabinia("train", folder, "--resume", "data.on_error=skip").status == 0
 
 
 def test_skip_replaces_broken_images_in_training_and_omits_them_in_evaluation(train: Train, tmp_path: Path) -> None:

@@ -74,6 +74,22 @@ def test_a_finished_run_that_is_resumed_with_other_settings_says_so(opabinia: Op
     assert result.status == 2 and "data.sampler: a resumed run cannot change this" in result.err
 
 
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("seed=3", "seed: a resumed run cannot change this: the checkpoint has 0, the config gives 3"),
+        ("data.batch_size=32", "data.batch_size: a resumed run cannot change this"),
+        ("data.train.source.split=val", "data.train.source: a resumed run cannot change this"),
+        ("task.backbone.model=test_vit", "task: the weights do not fit"),
+    ],
+)
+def test_a_finished_run_refuses_what_a_resume_cannot_change(
+    opabinia: Opabinia, copied_run: Path, override: str, message: str
+) -> None:
+    result = opabinia("train", copied_run, "--resume", override)
+    assert result.status == 2 and message in result.err and "nothing to do" not in result.err
+
+
 def test_a_run_resumes_from_its_last_step(opabinia: Opabinia, copied_run: Path) -> None:
     result = opabinia("train", copied_run, "--resume", "train.length=8it")
     assert result.status == 0

@@ -85,7 +85,11 @@ def test_a_resume_keeps_earlier_overrides(folder: Path) -> None:
             ["train.length=9it", "hooks={save: {name: time_limit, max_time: 1h}}"],
             "hooks: 'save' is the key of a built-in",
         ),
-        (["train.length=9it", "task.backbone.model=test_vit"], "task"),
+        (
+            ["train.length=9it", "task.backbone.model=test_vit"],
+            "task: the checkpoint's weights do not fit since task.backbone.model: test_resnet -> test_vit; "
+            "backbone.model.cls_token is not in the checkpoint, ",
+        ),
     ],
 )
 def test_a_refused_resume_changes_nothing(folder: Path, overrides: list[str], message: str) -> None:

@@ -42,7 +42,7 @@ class BadCheckpoint(InvalidFile):
 
 
 class WeightsMismatch(ValueError):
-    """The tensors of a checkpoint are not those of the model. The message is torch's: it names them."""
+    """The tensors of a checkpoint are not those of the model. The message names some of them."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,20 @@ class Snapshot:
     step: int
     tensors: Mapping[str, Mapping[str, Tensor]]
     state: Mapping[str, Any]
+
+
+def describe_mismatch(model: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> str:
+    """Name up to three tensors of a model and of a checkpoint that differ, and count all."""
+    shapes = {name: (list(saved[name].shape), list(model[name].shape)) for name in model if name in saved}
+    differences = [
+        f"size mismatch for {name} ({before} in the checkpoint, {now} in the model)"
+        for name, (before, now) in shapes.items()
+        if before != now
+    ]
+    differences += [f"{name} is not in the checkpoint" for name in model if name not in saved]
+    differences += [f"{name} is not in the model" for name in saved if name not in model]
+    more = f", ... ({len(differences)} in all)" if len(differences) > 3 else ""
+    return ", ".join(differences[:3]) + more
 
 
 # --- the schema of state.json -----------------------------------------------------------------------------------------

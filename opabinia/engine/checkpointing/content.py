@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from opabinia.contracts import Clock, Plan, Run, Step
-from opabinia.engine.checkpointing.checkpoint import Snapshot, WeightsMismatch
-from opabinia.engine.checkpointing.sharded import distribute_like, load_full_state_dict
+from opabinia.engine.checkpointing.checkpoint import Snapshot, WeightsMismatch, describe_mismatch
+from opabinia.engine.checkpointing.sharded import distribute_like, is_sharded
 from opabinia.engine.loggers.metrics_log import from_json_numbers, to_json_numbers
 from opabinia.engine.loop.hook_dispatch import HookDispatcher
 from opabinia.engine.loop.nonfinite import init_momentum_buffers
@@ -88,10 +88,7 @@ def restore_snapshot(snapshot: Snapshot, run: Run, plan: Plan, step: Step, hooks
         WeightsMismatch: the model's tensors have other names or shapes.
     """
     state, optimizer = snapshot.state, step.optimizer
-    try:
-        load_full_state_dict(run.task, snapshot.tensors["model"])
-    except RuntimeError as error:
-        raise WeightsMismatch(str(error)) from error
+    load_full_state_dict(run.task, snapshot.tensors["model"])
     saved, present = state["optimizer_kind"], optimizer_kind(optimizer)
     if saved == present:
         load_optimizer_state(run.task, optimizer, snapshot.tensors["optimizer"], state["optimizer"])
@@ -109,6 +106,29 @@ def restore_snapshot(snapshot: Snapshot, run: Run, plan: Plan, step: Step, hooks
     run.scores |= {
         name: score for name, score in restored.items() if not datasets or name.rpartition("/")[0] in datasets
     }
+
+
+def load_full_state_dict(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Load a state dict of full tensors into a model that may be sharded.
+
+    Raises:
+        WeightsMismatch: the model's tensors have other names or shapes.
+    """
+    local = model.state_dict()
+    if not is_sharded({"model": local}):
+        try:
+            model.load_state_dict(dict(tensors))
+        except RuntimeError as error:
+            raise WeightsMismatch(describe_mismatch(local, tensors) or str(error)) from error
+        return
+    if local.keys() != tensors.keys():
+        raise WeightsMismatch(describe_mismatch(local, tensors))
+    with torch.no_grad():
+        for name, value in local.items():
+            full = tensors[name]
+            if full.shape != value.shape:
+                raise WeightsMismatch(describe_mismatch(local, tensors))
+            value.copy_(distribute_like(full, value))
 
 
 # --- optimizer state by parameter name --------------------------------------------------------------------------------

@@ -23,10 +23,9 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
@@ -146,23 +145,3 @@ def distribute_like(full: Tensor, like: Tensor) -> Tensor:
         return full
     shard: Tensor = distribute_tensor(full.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
     return shard
-
-
-def load_full_state_dict(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Load a state dict of full tensors into a model that may be sharded.
-
-    Raises:
-        RuntimeError: the model's tensors have other names or shapes.
-    """
-    local = model.state_dict()
-    if not is_sharded({"model": local}):
-        model.load_state_dict(dict(tensors))
-        return
-    if unmatched := sorted(local.keys() ^ tensors.keys()):
-        raise RuntimeError(f"only in the model or only in the checkpoint: {', '.join(unmatched)}")
-    with torch.no_grad():
-        for name, value in local.items():
-            full = tensors[name]
-            if full.shape != value.shape:
-                raise RuntimeError(f"size mismatch for {name}: {tuple(full.shape)} and {tuple(value.shape)}")
-            value.copy_(distribute_like(full, value))
