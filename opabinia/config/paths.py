@@ -79,7 +79,7 @@ def check_run_folder(folder: Path) -> None:
     """Check that a run has begun in ``folder``.
 
     Raises:
-        ConfigError: it has not; runs in its subfolders are named, or those beside a folder that does not exist.
+        ConfigError: it has not; runs in its subfolders are named, or those next to a folder that does not exist.
     """
     if holds_run(folder):
         return

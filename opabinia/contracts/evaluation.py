@@ -79,6 +79,6 @@ class Evaluator:
         return {}
 
     def files(self, states: Sequence[Any]) -> dict[str, Any]:
-        """Return further files beside ``details.json``: JSON-serializable values by file name, texts for names that end
-        with ``.txt``. Called after ``compute``, with the same states."""
+        """Return further files next to ``details.json``: JSON-serializable values by file name, texts for names that
+        end with ``.txt``. Called after ``compute``, with the same states."""
         return {}

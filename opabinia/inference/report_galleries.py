@@ -66,8 +66,12 @@ class Gallery:
     of_data: bool = False
 
 
-def training_samples(source: Source, predictor: Predictor) -> list[Gallery]:
-    """Return a gallery of some samples of all classes, with their ground truth."""
+def training_galleries(source: Source, predictor: Predictor) -> list[Callable[[], list[Gallery]]]:
+    """Return the function that makes the gallery of some samples of all classes, with their ground truth."""
+    return [partial(_training_samples, source, predictor)]
+
+
+def _training_samples(source: Source, predictor: Predictor) -> list[Gallery]:
     labels = source.info.single_labels
     indices = round_robin(labels, spread_samples(len(source), labels, PREDICTED), SHOWN)
     samples = [source[index] for index in indices]

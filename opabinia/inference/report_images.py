@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -17,7 +17,13 @@ from opabinia.contracts import DataMismatch, Source
 from opabinia.data.check import count_per_class
 from opabinia.data.loader import DataError
 from opabinia.inference.load import RunModel
-from opabinia.inference.report_galleries import THUMBNAIL, Gallery, GalleryImage, training_samples, validation_galleries
+from opabinia.inference.report_galleries import (
+    THUMBNAIL,
+    Gallery,
+    GalleryImage,
+    training_galleries,
+    validation_galleries,
+)
 from opabinia.inference.splits import open_split, split_sources, task_of
 from opabinia.runtime.files import disk_errors, temporary_folder
 from opabinia.runtime.log import log, logging_to
@@ -86,19 +92,30 @@ def write_images(model: RunModel) -> None:
                 if (source := _open(resolved, split, contents)) is not None:
                     is_data = split not in {section["prefix"] for section in validation_sets(resolved.config)}
                     subject = f"the data of {split}" if is_data else f"images of {split}"
-                    functions: Sequence[Callable[[], list[Gallery]]] = []
-                    with _report_missing(contents, subject):
-                        samples = [partial(training_samples, source, predictor)]
-                        functions = samples if is_data else validation_galleries(run, split, source, predictor)
-                    for make in functions:
-                        with _report_missing(contents, subject):
-                            for gallery in make():
-                                title = f"{task}: {gallery.title}" if task else gallery.title
-                                contents.galleries.append(replace(gallery, title=title))
+                    galleries = training_galleries if is_data else partial(validation_galleries, run, split)
+                    _add_galleries(contents, subject, task, partial(galleries, source, predictor))
         if resolved.config["shapes"] is not None:
             with _report_missing(contents, "batches over time"):
                 contents.batches = _batch_charts(resolved)
     _write(run / FOLDER, contents, about)
+
+
+def _add_galleries(
+    contents: ReportContents, subject: str, task: str, choose: Callable[[], Iterable[Callable[[], list[Gallery]]]]
+) -> None:
+    """Add the galleries that the chosen functions make; an error in one is reported and leaves the others.
+
+    Args:
+        contents: gets the galleries.
+        subject: what is missing after an error.
+        task: name of the task of a multi-task run, else empty.
+        choose: returns the functions.
+    """
+    with _report_missing(contents, subject):
+        for make in choose():
+            with _report_missing(contents, subject):
+                titles = f"{task}: " if task else ""
+                contents.galleries += [replace(gallery, title=titles + gallery.title) for gallery in make()]
 
 
 def _splits(resolved: Resolved) -> dict[str, list[str]]:

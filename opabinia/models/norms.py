@@ -265,11 +265,34 @@ class _WithAct(nn.Module):
         return output
 
 
-_KINDS: tuple[type[nn.Module], ...] = (SyncBatchNorm, GhostBatchNorm, StreamBatchNorm, FrozenBatchNorm, GroupNorm)
-WITH_ACT: dict[Any, Any] = {kind: type(f"{kind.__name__}Act", (_WithAct, kind), {}) for kind in _KINDS}
-"""The class of norms of each kind that end with dropout and activation."""
+class SyncBatchNormAct(_WithAct, SyncBatchNorm):
+    """See :class:`SyncBatchNorm` and :class:`_WithAct`."""
 
-globals().update({kind.__name__: kind for kind in WITH_ACT.values()})  # pickle looks classes up by name
+
+class GhostBatchNormAct(_WithAct, GhostBatchNorm):
+    """See :class:`GhostBatchNorm` and :class:`_WithAct`."""
+
+
+class StreamBatchNormAct(_WithAct, StreamBatchNorm):
+    """See :class:`StreamBatchNorm` and :class:`_WithAct`."""
+
+
+class FrozenBatchNormAct(_WithAct, FrozenBatchNorm):
+    """See :class:`FrozenBatchNorm` and :class:`_WithAct`."""
+
+
+class GroupNormAct(_WithAct, GroupNorm):
+    """See :class:`GroupNorm` and :class:`_WithAct`."""
+
+
+WITH_ACT: dict[Any, Any] = {
+    SyncBatchNorm: SyncBatchNormAct,
+    GhostBatchNorm: GhostBatchNormAct,
+    StreamBatchNorm: StreamBatchNormAct,
+    FrozenBatchNorm: FrozenBatchNormAct,
+    GroupNorm: GroupNormAct,
+}
+"""The norms of each kind that end with dropout and activation."""
 
 
 # --- conversion of models -------------------------------------------------------------------------------------------

@@ -142,7 +142,7 @@ class WeightAverage(Hook):
 
 
 class SavedAverage(WeightAverage):
-    """An average beside the trained model: it starts as a copy of it, is in evaluation mode, and is saved by this hook.
+    """The EMA of a run: it starts as a copy of the model, is in evaluation mode, and is saved by this hook.
 
     Args:
         average, model, weight, buffers: see :class:`WeightAverage`.

@@ -143,7 +143,7 @@ def _notes(config: Mapping[str, Any], parts: StepParts) -> list[str]:
 
 
 def margin(tensor_bytes: int) -> int:
-    """Return the bytes of a GPU that are not tensors, beside ``tensor_bytes`` of tensors."""
+    """Return the bytes of a GPU that are not tensors, for ``tensor_bytes`` of tensors."""
     return CONTEXT + int(FRAGMENTATION * tensor_bytes)
 
 

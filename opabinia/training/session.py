@@ -136,7 +136,7 @@ class TrainingRun:
         evaluate: when to evaluate.
         checkpoint: when to save and what to keep.
         hooks: further hooks by key; their state is saved under it.
-        loggers: destinations of the metrics log, beside metrics.jsonl.
+        loggers: destinations of the metrics log, in addition to metrics.jsonl.
         seed: seed of all random numbers; null draws one, which is logged and saved.
     """
 

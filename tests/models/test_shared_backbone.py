@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from opabinia.contracts import Batch, Clock, DatasetInfo, Features, GlobalBatch, select_features
+from opabinia.data.streams.batches import join_batches
 from opabinia.models.backbones.shared import shared
 from opabinia.models.backbones.timm import timm
 from opabinia.models.decoders.pyramids import SemanticFpn
@@ -87,15 +88,7 @@ def test_tasks_of_a_stream_share_a_forward_pass_and_release_it() -> None:
     for sizes in ([(64, 64), (64, 64)], [(64, 40), (33, 64)]):  # the second batch is padded
         batch = make_batch(sizes)
         passes.clear()
-        losses = task(
-            {
-                "streams": {"x": batch},
-                "id": batch["id"],
-                "global_batch": global_batch,
-                "global_batches": {"x": global_batch},
-            },
-            Clock(),
-        )
+        losses = task(join_batches(global_batch, {"x": batch}, {"x": global_batch}), Clock())
         losses["total_loss"].backward()
         assert len(passes) == 1
         passes.clear()

@@ -14,6 +14,7 @@ from opabinia.data.collate import collate
 from opabinia.data.missing_labels import MarkMissingLabels
 from opabinia.data.sources import DigitScenes, digit_maps
 from opabinia.data.sources.wrapper import ImageLabels
+from opabinia.data.streams.batches import join_batches
 from opabinia.data.transforms.combine import Mosaic
 from opabinia.models.backbones.shared import shared
 from opabinia.models.backbones.timm import timm
@@ -80,15 +81,7 @@ def compute_losses(task: Any, batch: Batch) -> dict[str, Tensor]:
     count = len(batch["id"])
     global_batch = GlobalBatch(step=0, epoch=0, first=0, count=count)
     torch.manual_seed(0)
-    values = task(
-        {
-            "streams": {"boxes": batch},
-            "id": batch["id"],
-            "global_batch": global_batch,
-            "global_batches": {"boxes": global_batch},
-        },
-        Clock(),
-    )
+    values = task(join_batches(global_batch, {"boxes": batch}, {"boxes": global_batch}), Clock())
     return {name: torch.as_tensor(value).detach() for name, value in values.items() if "loss" in name}
 
 
@@ -124,15 +117,7 @@ def test_each_task_learns_from_the_samples_that_have_its_labels() -> None:
 def test_a_batch_without_any_label_of_a_task_does_not_change_its_head() -> None:
     task, batch = make_model(), read_batch(["boxes", "boxes mask"])
     global_batch = GlobalBatch(step=0, epoch=0, first=0, count=2)
-    values = task(
-        {
-            "streams": {"boxes": batch},
-            "id": batch["id"],
-            "global_batch": global_batch,
-            "global_batches": {"boxes": global_batch},
-        },
-        Clock(),
-    )
+    values = task(join_batches(global_batch, {"boxes": batch}, {"boxes": global_batch}), Clock())
     values["total_loss"].backward()
     heads = task.tasks["boxes"].detector, task.tasks["maps"].decoder
     learns = [any(param.grad.any() for param in head.parameters() if param.grad is not None) for head in heads]
@@ -191,15 +176,7 @@ def compute_gradients(task: Any, batch: Batch, rows: slice, world: int) -> dict[
     rank_batch = {key: value[rows] if isinstance(value, Tensor | list) else value for key, value in batch.items()}
     global_batch = GlobalBatch(step=0, epoch=0, first=0, count=len(rank_batch["id"]) * world)
     task.zero_grad()
-    values = task(
-        {
-            "streams": {"boxes": rank_batch},
-            "id": rank_batch["id"],
-            "global_batch": global_batch,
-            "global_batches": {"boxes": global_batch},
-        },
-        Clock(),
-    )
+    values = task(join_batches(global_batch, {"boxes": rank_batch}, {"boxes": global_batch}), Clock())
     values["total_loss"].backward()
     return {name: param.grad.clone() for name, param in task.named_parameters() if param.grad is not None}
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from opabinia.contracts import Backbone, Batch, Clock, DatasetInfo, GlobalBatch, InstanceMasks, Task
+from opabinia.data.streams.batches import join_batches
 from opabinia.models.backbones.module import build_backbone
 from opabinia.models.backbones.shared import shared
 from opabinia.models.backbones.timm import timm
@@ -222,13 +223,7 @@ def test_backbone_and_heads_of_a_multitask_model_are_compiled(
     global_batch = GlobalBatch(step=0, epoch=0, first=0, count=1)
     streams = {"boxes": {**scene(), "label": torch.tensor([0])}}
     streams["kinds"] = {"image": torch.rand(1, 1, 64, 64), "label": torch.tensor([1]), "id": ["b"]}
-    rows = dict.fromkeys(streams, global_batch)
-    batch: Any = {
-        "streams": streams,
-        "id": ["a", "b"],
-        "global_batch": replace(global_batch, count=2),
-        "global_batches": rows,
-    }
+    batch = join_batches(replace(global_batch, count=2), streams, dict.fromkeys(streams, global_batch))
     compiled_step(task, batch)
     (line,) = messages(logged)
     names = ["normalize", "backbone", "backbone.multi_scale", "tasks.boxes.detector.neck"]

@@ -12,6 +12,7 @@ from torch import Tensor
 
 import opabinia
 from opabinia.contracts import Clock, DatasetInfo, GlobalBatch
+from opabinia.data.streams.batches import join_batches
 from opabinia.models.backbones.shared import shared
 from opabinia.models.backbones.timm import timm
 from opabinia.models.detectors import Fcos
@@ -115,12 +116,7 @@ def test_the_loss_of_a_step_without_a_trained_task_is_on_the_device() -> None:
     model = Multitask(info, backbone=partial(timm, model="test_resnet"), tasks={"labels": task}).to("meta")
     images = {"image": torch.empty(2, 1, 32, 32, device="meta"), "id": ["a", "b"]}
     global_batch = GlobalBatch(step=0, epoch=0, first=0, count=2)
-    batch = {
-        "streams": {"labels": images},
-        "global_batches": {"labels": global_batch},
-        "global_batch": global_batch,
-        "id": ["a", "b"],
-    }
+    batch = join_batches(global_batch, {"labels": images}, {"labels": global_batch})
     total = model(batch, Clock(total_steps=1))["total_loss"]
     assert total.device.type == "meta" and total.shape == ()
 

@@ -121,14 +121,11 @@ def load_full_state_dict(model: nn.Module, tensors: Mapping[str, Tensor]) -> Non
         except RuntimeError as error:
             raise WeightsMismatch(describe_mismatch(local, tensors) or str(error)) from error
         return
-    if local.keys() != tensors.keys():
-        raise WeightsMismatch(describe_mismatch(local, tensors))
+    if mismatch := describe_mismatch(local, tensors):
+        raise WeightsMismatch(mismatch)
     with torch.no_grad():
         for name, value in local.items():
-            full = tensors[name]
-            if full.shape != value.shape:
-                raise WeightsMismatch(describe_mismatch(local, tensors))
-            value.copy_(distribute_like(full, value))
+            value.copy_(distribute_like(tensors[name], value))
 
 
 # --- optimizer state by parameter name --------------------------------------------------------------------------------

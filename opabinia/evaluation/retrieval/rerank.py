@@ -28,7 +28,7 @@ Variant = Literal["zhong", "fastreid"]
 Metric = Literal["cosine", "euclidean"]
 
 _TILE = 2048
-"""Rows and columns of a tile of distances; memory is about 12 times its square in bytes beside features and lists."""
+"""Rows and columns of a tile of distances; memory is about 12 times its square in bytes without features and lists."""
 
 Sparse = Any
 """A ``scipy.sparse.csr_array``, which has no types."""

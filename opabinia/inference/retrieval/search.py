@@ -152,7 +152,7 @@ def open_gallery(file: Path, contents: Contents, predictor: Predictor, root: Pat
     """Return the gallery; its index is read from the disk if it is up to date, otherwise built and written.
 
     Args:
-        file: index of faiss; a description is beside it.
+        file: index of faiss; a description is next to it.
         contents: see :func:`describe_index`.
         predictor: embeds the images.
         root: the folder of the gallery.

@@ -167,7 +167,7 @@ def test_files_outside_of_the_folder_are_not_shown(tmp_path: Path) -> None:
     (tmp_path / "pictures" / "page.webp").write_text("<script>alert(1)</script>")
     names = ["../secret.webp", str(secret), "link.webp", "page.webp", "none.webp", "", "."]
     rows = [{"pictures": [{"file": name} for name in names]}]
-    (tmp_path / "pictures" / "index.json").write_text(json.dumps({"groups": [{"global_batches": rows}]}))
+    (tmp_path / "pictures" / "index.json").write_text(json.dumps({"groups": [{"rows": rows}]}))
     assert galleries(tmp_path, ByteBudget())[0] == []
 
 
