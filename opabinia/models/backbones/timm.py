@@ -21,6 +21,7 @@ from opabinia.contracts import Backbone, DataMismatch, Features, Fraction, Level
 from opabinia.models.backbones.multi_scale import MultiScaleFeatures, allow_any_size, freeze_stages
 from opabinia.models.lora import Lora, insert_adapters
 from opabinia.models.weights.download import UnavailableWeights, are_replaced, pretrained_weights
+from opabinia.runtime.log import log
 
 
 class TimmClassifier(nn.Module):
@@ -385,7 +386,8 @@ def timm(
     Args:
         channels: channels of the images; the first convolution is adapted to them.
         model: timm's name, such as ``resnet18`` or ``vit_small_patch16_224``.
-        pretrained: download timm's weights, including those of its classifier (``Backbone.make_head``).
+        pretrained: load timm's weights, including those of its classifier (``Backbone.make_head``): from an installed
+            package (:mod:`opabinia.models.weights.packages`), else from the cache, else after a download.
         drop_path: stochastic depth (Huang et al. 2016): probability to skip a residual branch.
         options: further keyword arguments of the model in timm, for example ``{global_pool: avg}``,
             ``{img_size: 192}``, ``{drop_rate: 0.1}``.
@@ -408,8 +410,11 @@ def timm(
         kwargs["drop_path_rate"] = drop_path
     if not pretrained:
         kwargs["num_classes"] = 0
+    load = pretrained and not are_replaced()
+    packaged = _packaged_weights(model) if load and not kwargs.keys() & _OTHER_WEIGHTS else None
+    if packaged is not None:
+        kwargs["pretrained_cfg_overlay"] = {"state_dict": packaged}
     try:
-        load = pretrained and not are_replaced()
         with _weights_of(model, kwargs) if load else nullcontext():
             net: Any = timm_library.create_model(model, pretrained=load, in_chans=channels, **kwargs)
     except UnavailableWeights:
@@ -420,6 +425,8 @@ def timm(
             "; {pretrained_strict: false} skips weights that do not fit" if "loading state_dict" in str(error) else ""
         )
         raise ValueError(f"{cause}: timm's {model!r} refuses: {type(error).__name__}: {error}{remedy}") from error
+    if packaged is not None:
+        del net.pretrained_cfg["state_dict"]  # or every copy of the model would have a copy of them
     # Models with a layer between pooling and classifier have a head_hidden_size.
     width = int(getattr(net, "head_hidden_size", None) or net.num_features)
     backbone = TimmBackbone(net, width, _preprocessing(net.pretrained_cfg, channels) if pretrained else None)
@@ -433,9 +440,56 @@ def _weights_of(model: str, options: Mapping[str, Any]) -> AbstractContextManage
     config: Any = timm_library.get_pretrained_cfg(model)
     given = {**(config.to_dict() if config else {}), **(options.get("pretrained_cfg_overlay") or {})}
     url, hub_id = given.get("url", ""), given.get("hf_hub_id")
-    if not (url or hub_id) or "file" in given or "pretrained_cfg" in options:
+    if not (url or hub_id) or given.keys() & {"file", "state_dict"} or "pretrained_cfg" in options:
         return nullcontext()
-    return pretrained_weights(f"timm's {model!r}", url, hub_id=hub_id, hub_file=given.get("hf_hub_filename"))
+    from opabinia.models.weights.packages import way_without_hub
+
+    return pretrained_weights(
+        f"timm's {model!r}",
+        url,
+        hub_id=hub_id,
+        hub_file=given.get("hf_hub_filename"),
+        remedy=way_without_hub(_weights_name(model)),
+    )
+
+
+_OTHER_WEIGHTS = {"pretrained_cfg", "pretrained_cfg_overlay"}
+"""Options of timm that give a model other weights than those of its name."""
+
+
+def _weights_name(model: str) -> str:
+    """Return timm's name of a model with the tag of its weights: ``resnet18.a1_in1k`` for ``resnet18``."""
+    config = timm_library.get_pretrained_cfg(model)
+    return f"{config.architecture}.{config.tag}" if config is not None else model
+
+
+def _packaged_weights(model: str) -> dict[str, Tensor] | None:
+    """Return the weights of a model in an installed package, under timm's names; None if no package has them.
+
+    Raises:
+        UnavailableWeights: the file is not the known one, or has other tensors than the model.
+    """
+    from opabinia.models.weights.packages import installed_package  # late: trained models need none of these modules
+
+    package = installed_package(_weights_name(model))
+    if package is None:
+        return None
+    from opabinia.models.weights.files import read_weights
+    from opabinia.models.weights.translation import translate_by_order
+
+    try:
+        package.check()
+        assert package.path is not None
+        with torch.device("meta"):
+            expected = timm_library.create_model(package.model).state_dict()
+        weights = translate_by_order(read_weights(package.path), expected)
+    except ValueError as error:
+        raise UnavailableWeights(f"pretrained: {error}") from error
+    log.info(
+        "pretrained: %s from the package %s (%s; %s)",
+        *(package.model, package.distribution, package.license, package.source),
+    )
+    return weights
 
 
 _FIXED_OPTIONS = {

@@ -58,7 +58,7 @@ class UnavailableWeights(ValueError):
 
 @contextmanager
 def pretrained_weights(
-    name: str, url: str | None, *, hub_id: str | None = None, hub_file: str | None = None
+    name: str, url: str | None, *, hub_id: str | None = None, hub_file: str | None = None, remedy: str = ""
 ) -> Iterator[None]:
     """Create a model with pretrained weights inside: from the cache without any connection, else after one attempt.
 
@@ -67,6 +67,7 @@ def pretrained_weights(
         url: URL of the weights, if they are not on the Hugging Face Hub.
         hub_id: their repository on the Hugging Face Hub.
         hub_file: their file there; None: any of ``HUB_FILES``.
+        remedy: a way to weights without a download, for messages.
 
     Raises:
         UnavailableWeights: the weights are not in the cache and cannot be downloaded.
@@ -80,10 +81,11 @@ def pretrained_weights(
     else:
         file = os.path.basename(urlsplit(url or "").path)
         is_cached, server = os.path.isfile(os.path.join(torch.hub.get_dir(), "checkpoints", file)), url or ""
-    remedy = (
+    from_scratch = (
         "set pretrained: false to train from scratch; for weights in a local file also init.weights=FILE and "
         "init.target_prefix=backbone"
     )
+    remedy = f"{remedy}; or {from_scratch}" if remedy else from_scratch
     if not is_cached and (offline or not can_connect(server)):
         reason = "HF_HUB_OFFLINE is set" if offline else f"there is no connection to {urlsplit(server).hostname}"
         raise UnavailableWeights(f"pretrained: the weights of {name} are not in the cache, and {reason}; {remedy}")

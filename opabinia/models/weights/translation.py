@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 from torch import Tensor
 
 from opabinia.models.weights import FORMAT_MODULES
+from opabinia.runtime.text import printable
 
 ChannelOrder = Literal["rgb", "bgr"]
 Weights = Mapping[str, Tensor]
@@ -76,6 +77,31 @@ def translate_weights(weights: Weights, channel_order: ChannelOrder | None = Non
                 translated[name] = tensor.flip(1)
                 changes.append(f"{name} turned from BGR to RGB")
     return Translation(translated, ", ".join(changes))
+
+
+_COUNTER = ".num_batches_tracked"
+"""End of the name of a counter of batch norms, which older files do not have and no result depends on."""
+
+
+def translate_by_order(weights: Weights, expected: Weights) -> dict[str, Tensor]:
+    """Give weights the names of a model whose tensors they are, in the same order. Counters of batch norms are dropped.
+
+    Args:
+        weights: tensors of a file.
+        expected: the state dict of the model.
+
+    Raises:
+        ValueError: their number, or the shape of one, is not that of the model.
+    """
+    names = [name for name in expected if not name.endswith(_COUNTER)]
+    given = {name: tensor for name, tensor in weights.items() if not name.endswith(_COUNTER)}
+    if len(names) != len(given):
+        raise ValueError(f"the file has {len(given)} tensors, the model {len(names)}")
+    for name, (key, tensor) in zip(names, given.items(), strict=True):
+        if tensor.shape != expected[name].shape:
+            message = f"{key} has the shape {tuple(tensor.shape)}, {name} of the model {tuple(expected[name].shape)}"
+            raise ValueError(printable(message))
+    return dict(zip(names, given.values(), strict=True))
 
 
 def adapt_shape(name: str, tensor: Tensor, target: Tensor) -> Tensor | None:
