@@ -45,6 +45,9 @@ def evaluate(
         list[str] | None,
         typer.Option("--evaluator", metavar="NAME", help="An additional evaluator, such as knn; may be repeated."),
     ] = None,
+    confidence_intervals: Annotated[
+        bool, typer.Option("--confidence-intervals", help="Add 95 % bootstrap confidence intervals of the main scores.")
+    ] = False,
     nproc: Nproc = None,
     nnodes: Nnodes = None,
     node_rank: NodeRank = None,
@@ -57,6 +60,8 @@ def evaluate(
     opabinia eval runs/classification/digits/default --checkpoint last
 
     opabinia eval runs/classification/image_folder/default --data path/to/test
+
+    opabinia eval runs/classification/digits/default --confidence-intervals
 
     opabinia eval runs/classification/digits/default --nproc 2
 
@@ -75,6 +80,7 @@ def evaluate(
         ranks = layout(nproc, nnodes, node_rank, rdzv_endpoint, max_restarts=0)
         given = {"--checkpoint": checkpoint, "--split": split, "--data": data, "--name": name, "--weights": which}
         words = [word for option, value in given.items() if value for word in (option, str(value))]
+        words += ["--confidence-intervals"] * confidence_intervals
         run_in_many(ranks, ["eval", str(folder), *overrides, *words, *words_of(quiet, as_json)])
         from opabinia.cli.tables import print_scores
         from opabinia.training.launch import evaluate as scores_of
@@ -82,7 +88,7 @@ def evaluate(
         splits = [prefix.strip() for prefix in split.split(",") if prefix.strip()]
         scores = scores_of(
             *(folder, overrides),
-            checkpoint=checkpoint, weights=which, splits=splits, data=data, name=name,
+            checkpoint=checkpoint, weights=which, splits=splits, data=data, name=name, confidence=confidence_intervals,
         )  # fmt: skip
         if as_json:
             print_json({"run": str(folder), "checkpoint": checkpoint, "scores": in_json(scores)})

@@ -33,6 +33,7 @@ from opabinia.contracts.detectors import Target as Target
 from opabinia.contracts.evaluation import EMBEDDING as EMBEDDING
 from opabinia.contracts.evaluation import Evaluator as Evaluator
 from opabinia.contracts.evaluation import Predictions as Predictions
+from opabinia.contracts.evaluation import Resampling as Resampling
 from opabinia.contracts.export import ExportModule as ExportModule
 from opabinia.contracts.export import relative_difference as relative_difference
 from opabinia.contracts.logging import CheckpointManager as CheckpointManager

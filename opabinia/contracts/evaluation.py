@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from opabinia.contracts.data import Batch
@@ -27,6 +30,45 @@ Losses of the batch, if its ground truth is known, are ``losses/<name>`` (the sa
 
 EMBEDDING = "embedding"
 """The name of a task's features; every other layer name is the name of a module."""
+
+
+@dataclass(frozen=True)
+class Resampling:
+    """A score as a function of how often each unit of the evaluated data counts, for bootstrap confidence intervals.
+
+    Attributes:
+        name: name of the score.
+        unit: name of the units that are drawn, in the plural: ``images``, ``videos``, ``identities``.
+        count: number of units, N. Their order must not depend on the number of processes.
+        scores: maps weights (float64, R x N: how often each unit is drawn in each of R resamples) to scores (float64,
+            R; NaN for a resample that has none). Weights of 1 give the score itself.
+        cost: how many numbers ``scores`` computes for a resample.
+    """
+
+    name: str
+    unit: str
+    count: int
+    scores: Callable[[NDArray[np.float64]], NDArray[np.float64]]
+    cost: int
+
+    @staticmethod
+    def mean(name: str, values: NDArray[Any], unit: str = "images", units: NDArray[Any] | None = None) -> Resampling:
+        """Return a score that is the mean of one value per sample.
+
+        Args:
+            name: name of the score.
+            values: of each sample (M), in an order that does not depend on the number of processes.
+            unit: name of the units that are drawn.
+            units: the unit of each sample (M), such as its identity; None: each sample is one.
+        """
+        members = np.arange(len(values)) if units is None else np.unique(units, return_inverse=True)[1]
+        sums, sizes = np.bincount(members, values.astype(np.float64)), np.bincount(members).astype(np.float64)
+        return Resampling(name, unit, len(sizes), lambda weights: weights @ sums / (weights @ sizes), 2 * len(sizes))
+
+    @staticmethod
+    def share(name: str, right: int, count: int) -> Resampling:
+        """Return a score that is the share of ``right`` samples among ``count``, such as accuracy."""
+        return Resampling.mean(name, np.arange(count) < right)
 
 
 class Evaluator:
@@ -77,6 +119,11 @@ class Evaluator:
         """Return tables by name that are too long for the metrics log, for ``eval/<set>/details.json``. Called after
         ``compute``, with the same states."""
         return {}
+
+    def resampling(self, states: Sequence[Any]) -> Resampling | None:
+        """Return the headline score as a function of weights of the samples; None if it cannot be resampled. Called
+        after ``compute``, with the same states."""
+        return None
 
     def files(self, states: Sequence[Any]) -> dict[str, Any]:
         """Return further files next to ``details.json``: JSON-serializable values by file name, texts for names that

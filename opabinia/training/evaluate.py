@@ -22,7 +22,12 @@ from opabinia.training.validation import plan_evaluation
 
 
 def evaluate(
-    folder: Path, parts: Mapping[str, Any], snapshot: Snapshot, training_parts: Callable[[], Mapping[str, Any]]
+    folder: Path,
+    parts: Mapping[str, Any],
+    snapshot: Snapshot,
+    training_parts: Callable[[], Mapping[str, Any]],
+    *,
+    confidence: bool = False,
 ) -> dict[str, float]:
     """Return the scores of a trained model.
 
@@ -31,6 +36,7 @@ def evaluate(
         parts: the built fields of :class:`opabinia.training.session.TrainingRun`.
         snapshot: the checkpoint; it also holds the description of the training data.
         training_parts: builds those of the run with its training data; called only where an evaluator learns from it.
+        confidence: add confidence intervals, see :class:`opabinia.engine.loop.evaluate.ValidationSet`.
 
     Raises:
         ConfigError: there is nothing to evaluate on, or the weights do not fit the model.
@@ -46,9 +52,8 @@ def evaluate(
     models = Models(task, ema)
 
     def plan(streams: Mapping[str, TrainingStream], dataset_info: DatasetInfo) -> list[ValidationSet]:
-        return plan_evaluation(
-            models, data, streams, settings, seed, device, training.precision, dataset_info
-        ).validation
+        planned = plan_evaluation(models, data, streams, settings, seed, device, training.precision, dataset_info)
+        return [replace(val_set, confidence=confidence) for val_set in planned.validation]
 
     dataset_info = snapshot.state["facts"]
     validation = plan({}, dataset_info)

@@ -465,6 +465,7 @@ def evaluate(
     splits: Sequence[str] = (),
     data: Path | None = None,
     name: str | None = None,
+    confidence: bool = False,
 ) -> dict[str, float]:
     """Evaluate a checkpoint of a run; return the scores and write them to ``eval/<set>/scores.json``.
 
@@ -474,6 +475,8 @@ def evaluate(
         checkpoint: ``best`` (``last`` where there is none), ``last``, or a checkpoint's name or path.
         weights: ``raw``, ``ema`` or ``both``; None: see :func:`opabinia.training.trained_model.choose_weights`.
         splits, data, name: the data, see :func:`opabinia.training.evaluation_data.choose_sets`.
+        confidence: add 95 % bootstrap confidence intervals of the headline scores (``val/top1_ci_low``,
+            ``val/top1_ci_high``), see :func:`opabinia.evaluation.bootstrap.confidence_interval`.
 
     Raises:
         ConfigError: there is no such run, checkpoint, EMA or data, or it is damaged.
@@ -495,7 +498,9 @@ def evaluate(
         # The training data may be gone: the checkpoint describes it, and few evaluators need it.
         streams = validation_sets(resolved.config)
         parts = build_parts(replace(resolved, config=with_sets(resolved.config, None, streams))).keywords
-        scores = evaluate_trained(folder, parts, snapshot, lambda: build_parts(resolved).keywords)
+        scores = evaluate_trained(
+            folder, parts, snapshot, lambda: build_parts(resolved).keywords, confidence=confidence
+        )
         if is_rank_zero():
             sizes = {stream.prefix: len(stream.source) for stream in parts["data"].validation}
             _write_scores(folder, path, streams, sizes, overrides, scores)

@@ -115,6 +115,18 @@ def test_eval(opabinia: Opabinia, copied_run: Path, checkpoint: list[str | None]
     assert scores_file == {**about, **scores(copied_run)}
 
 
+def test_eval_with_confidence_intervals(opabinia: Opabinia, copied_run: Path) -> None:
+    result = opabinia("eval", copied_run, "--confidence-intervals")
+    assert result.status == 0 and re.search(r"val/top1\W+0\.\d{4} \(95 %: 0\.\d{4} to 0\.\d{4}\)", result.out), (
+        result.err
+    )
+    scores_file = json.loads((copied_run / "eval" / "val" / "scores.json").read_text())
+    assert scores_file["val/top1_ci_low"] < scores_file["val/top1"] < scores_file["val/top1_ci_high"]
+    assert scores_file["overrides"] == []
+    interval = json.loads((copied_run / "eval" / "val" / "details.json").read_text())["confidence"]["top1"]
+    assert (interval["unit"], interval["count"], interval["level"]) == ("images", 360, 0.95)
+
+
 def test_eval_on_other_data(opabinia: Opabinia, copied_run: Path, tmp_path: Path) -> None:
     """Scores of other data have their own name and do not replace those of the validation set."""
     assert opabinia("eval", copied_run).status == 0

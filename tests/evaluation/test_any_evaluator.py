@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from opabinia.contracts import DatasetInfo
+from opabinia.evaluation.bootstrap import confidence_interval
 from opabinia.evaluation.classification.confusion import Calibration, Confusion
 from opabinia.evaluation.classification.multilabel import AttributeRecognition, MultiLabel
 from opabinia.evaluation.classification.topk import TopK
@@ -146,6 +147,31 @@ def test_any_number_of_processes_gives_the_same_digits(make: Callable[[], Any], 
     assert scores.keys() <= make().better.keys() and bool(scores) == bool(make().better)
     json.dumps(tables, allow_nan=False)
     assert make().files(states(make, TRAIN, data, 3)) == make().files(states(make, TRAIN, data))
+
+
+WITHOUT_RESAMPLING = {
+    *("calibration", "worst samples", "losses", "linear probe", "linear svm", "low shot", "clustering", "collapse"),
+    *("single shot", "random gallery", "instances", "proposals", "scores of detections"),
+}
+"""Cases without confidence intervals."""
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_resampling_once_gives_the_score_and_intervals_do_not_depend_on_processes(name: str) -> None:
+    make, data = CASES[name]
+    intervals = []
+    for processes in (1, 3):
+        evaluator, rank_states = make(), states(make, TRAIN, data, processes)
+        scores = evaluator.compute(rank_states)
+        resampling = evaluator.resampling(rank_states)
+        assert (resampling is None) == (name in WITHOUT_RESAMPLING)
+        if resampling is None:
+            return
+        assert resampling.name == next(iter(evaluator.better))
+        once = resampling.scores(np.ones((2, resampling.count)))
+        assert once.tolist() == pytest.approx([scores[resampling.name]] * 2, abs=1e-12)
+        intervals.append(confidence_interval(resampling))
+    assert intervals[0] == intervals[1] is not None
 
 
 @every_evaluator

@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from opabinia.contracts import (
 from opabinia.engine.loop.hook_dispatch import HookDispatcher
 from opabinia.engine.loop.layer_outputs import average_outputs, check_layer_names, predict_with_layers
 from opabinia.engine.loop.prefetch import PrefetchedBatch, lookahead, prefetch, to_device, to_host, with_bar
+from opabinia.evaluation.bootstrap import confidence_interval
 from opabinia.runtime.device import autocast
 from opabinia.runtime.durations import Duration
 from opabinia.runtime.files import write_atomic
@@ -57,6 +58,7 @@ class ValidationSet:
         training: the training data, read like this set, for evaluators that learn from it.
         training_samples: their number.
         every: period of its evaluation; None uses the period of all sets.
+        confidence: add confidence intervals of the evaluators' headline scores, ``top1_ci_low`` and ``top1_ci_high``.
     """
 
     name: str
@@ -69,6 +71,7 @@ class ValidationSet:
     training: Loader | None = None
     training_samples: int | None = None
     every: Duration | None = None
+    confidence: bool = False
 
     def close(self) -> None:
         """Close the loaders."""
@@ -144,14 +147,14 @@ def evaluate(
     result = EvaluationResult({}, {}, {})
     prefix = validation.prefix or validation.name
     for evaluator in evaluators:
-        scores = _compute(evaluator, result, validation.name)
+        scores = _compute(evaluator, result, validation)
         result.scores.update({f"{prefix}/{name}": value for name, value in scores.items()})
     if skipped := sum(all_gather(validation.loader.num_skipped - skipped_before)):
         result.scores[f"{prefix}/skipped"] = float(skipped)
     return result
 
 
-def _compute(evaluator: Evaluator, result: EvaluationResult, name: str) -> dict[str, float]:
+def _compute(evaluator: Evaluator, result: EvaluationResult, validation: ValidationSet) -> dict[str, float]:
     """Return the scores, computed on rank 0 from the states of all ranks; it adds tables and files to ``result``.
 
     If another rank computed the same it would need the same memory, and would be done at the same time at best.
@@ -163,8 +166,13 @@ def _compute(evaluator: Evaluator, result: EvaluationResult, name: str) -> dict[
         try:
             scores = evaluator.compute(states)
         except DataMismatch as error:
-            raise DataMismatch(f"{name}: {error}") from error
+            raise DataMismatch(f"{validation.name}: {error}") from error
         result.details.update(evaluator.details(states))
+        resampling = evaluator.resampling(states) if validation.confidence and scores else None
+        interval = None if resampling is None else confidence_interval(resampling)
+        if resampling is not None and interval is not None:
+            scores |= {f"{resampling.name}_ci_low": interval.low, f"{resampling.name}_ci_high": interval.high}
+            result.details.setdefault("confidence", {})[resampling.name] = asdict(interval)
         result.files.update(evaluator.files(states))
         return scores
 

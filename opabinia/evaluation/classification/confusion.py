@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from opabinia.contracts import Batch, Evaluator, Predictions
+from opabinia.contracts import Batch, Evaluator, Predictions, Resampling
 from opabinia.evaluation.classification.topk import all_finite
 
 _UNIT = 2**32
@@ -77,6 +78,24 @@ class Confusion(Evaluator):
             "per_class": [dict(zip(keys, row, strict=True)) for row in zip(*columns, strict=True)],
             "confusion": sorted(cells, key=lambda cell: (cell[0] == cell[1], -cell[2], cell[0], cell[1])),
         }
+
+    def resampling(self, states: Sequence[list[tuple[int, int]]]) -> Resampling:
+        """Return the mean recall."""
+        matrix = self._matrix(states).numpy()
+        samples = matrix.sum(1)
+        ends = samples.cumsum()
+        # The samples of each class one after the other, first those that are right.
+        right = np.concatenate(
+            [np.arange(count) < hits for count, hits in zip(samples, matrix.diagonal(), strict=True)]
+        )
+        starts = (ends - samples)[samples > 0]
+
+        def scores(weights: NDArray[np.float64]) -> NDArray[np.float64]:
+            hits, drawn = (np.add.reduceat(rows, starts, axis=1) for rows in (weights * right, weights))
+            means: NDArray[np.float64] = (hits / np.maximum(1, drawn)).sum(1) / (drawn > 0).sum(1)
+            return means
+
+        return Resampling("mean_recall", "images", int(ends[-1]), scores, 3 * int(ends[-1]))
 
 
 def _per_class(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from opabinia.contracts import Batch, Evaluator, Predictions
+from opabinia.contracts import Batch, Evaluator, Predictions, Resampling
 
 
 def average_precision(scores: NDArray[Any], labels: NDArray[Any]) -> float:
@@ -116,6 +116,49 @@ class MultiLabel(Evaluator):
             ]
         }
 
+    def resampling(self, states: Sequence[Any]) -> Resampling:
+        """Return the mAP."""
+        logits, labels = _sorted_rows(states)
+        columns = [_RankedSamples.of(logits[:, k], labels[:, k]) for k in range(logits.shape[1]) if labels[:, k].any()]
+
+        def scores(weights: NDArray[np.float64]) -> NDArray[np.float64]:
+            precisions = np.stack([column.average_precision(weights) for column in columns])
+            present = ~np.isnan(precisions)
+            means: NDArray[np.float64] = np.nansum(precisions, 0) / np.where(present.any(0), present.sum(0), np.nan)
+            return means
+
+        return Resampling("mAP", "images", len(logits), scores, 2 * logits.size)
+
+
+class _RankedSamples(NamedTuple):
+    """The samples by the score of a class, best first: their numbers (N), whether they are of the class (N), and the
+    last of each group of equal scores."""
+
+    order: NDArray[np.int64]
+    right: NDArray[np.bool_]
+    ends: NDArray[np.int64]
+
+    @staticmethod
+    def of(scores: NDArray[Any], labels: NDArray[np.bool_]) -> _RankedSamples:
+        order = np.argsort(-scores, kind="stable")
+        ends = np.flatnonzero(np.diff(scores[order], append=np.nan) != 0)
+        return _RankedSamples(order, labels[order], ends)
+
+    def average_precision(self, weights: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return :func:`average_precision` of weighted samples (R x N); NaN without a sample of the class."""
+        drawn = weights[:, self.order]
+        found, counted = ((drawn * mask).cumsum(1)[:, self.ends] for mask in (self.right, True))
+        total = found[:, -1]
+        sums = (np.diff(found, axis=1, prepend=0) * found / np.maximum(1, counted)).sum(1)
+        return np.where(total > 0, sums / np.maximum(1, total), np.nan)
+
+
+def _sorted_rows(states: Sequence[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return logits and labels of all processes in an order that does not depend on their number."""
+    logits, labels = (np.concatenate(column) for column in zip(*states, strict=True))
+    order = np.lexsort((*labels.T, *logits.T))
+    return logits[order], labels[order]
+
 
 class AttributeRecognition(MultiLabel):
     """Scores of :func:`attribute_scores` (``mA``, ``accuracy``, ``precision``, ``recall``, ``f1``) and of
@@ -137,6 +180,23 @@ class AttributeRecognition(MultiLabel):
         logits, labels = (torch.from_numpy(np.concatenate(column)) for column in zip(*states, strict=True))
         attributes = attribute_scores(logits.sigmoid(), labels.double(), threshold=self._threshold)
         return {**attributes, **scores} if scores else {}
+
+    def resampling(self, states: Sequence[Any]) -> Resampling:
+        """Return ``mA``."""
+        logits, labels = _sorted_rows(states)
+        predicted = torch.from_numpy(logits).sigmoid().double().numpy() >= self._threshold
+        columns = [predicted & labels, labels, ~predicted & ~labels, ~labels]
+        table = np.hstack([column.astype(np.float64) for column in columns])
+
+        def scores(weights: NDArray[np.float64]) -> NDArray[np.float64]:
+            hits, positive, rejections, negative = np.split(weights @ table, 4, axis=1)
+            with np.errstate(divide="ignore", invalid="ignore"):
+                recalls = (hits / positive + rejections / negative) / 2
+            present = ~np.isnan(recalls)
+            means: NDArray[np.float64] = np.nansum(recalls, 1) / np.where(present.any(1), present.sum(1), np.nan)
+            return means
+
+        return Resampling("mA", "images", len(logits), scores, table.shape[1])
 
 
 def _f1(counts: NDArray[Any]) -> NDArray[Any]:

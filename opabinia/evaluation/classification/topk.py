@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from opabinia.contracts import Batch, Evaluator, Predictions
+from opabinia.contracts import Batch, Evaluator, Predictions, Resampling
 
 
 def count_topk_hits(logits: Tensor, labels: Tensor, ks: Sequence[int]) -> Tensor:
@@ -66,3 +66,8 @@ class TopK(Evaluator):
             return {}
         totals = [sum(column) for column in zip(*(hits for hits, _ in states), strict=True)]
         return {f"top{k}": total / samples for k, total in zip(self.ks, totals, strict=True)}
+
+    def resampling(self, states: Sequence[tuple[list[int], int]]) -> Resampling:
+        """Return the first of the shares."""
+        right, samples = (sum(column) for column in zip(*((hits[0], count) for hits, count in states), strict=True))
+        return Resampling.share(f"top{self.ks[0]}", right, samples)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from opabinia.contracts import Batch, DataMismatch, Evaluator, Predictions
+from opabinia.contracts import Batch, DataMismatch, Evaluator, Predictions, Resampling
 
 _UNIT = 2**40
 """Probabilities are kept as integers of this unit, so that sums do not depend on the order of views."""
@@ -92,3 +93,9 @@ class PerVideo(Evaluator):
         for evaluator in self._evaluators:
             tables |= evaluator.details([evaluator.state()])
         return tables
+
+    def resampling(self, states: Sequence[Videos]) -> Resampling | None:
+        """Return that of the first evaluator, of videos. Called after :meth:`compute`."""
+        first = self._evaluators[0]
+        resampled = first.resampling([first.state()])
+        return None if resampled is None else replace(resampled, unit="videos")

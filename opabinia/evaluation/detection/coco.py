@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from opabinia.config import register
-from opabinia.contracts import Count, DatasetInfo, Fraction, Positive
+from opabinia.contracts import Count, DatasetInfo, Fraction, Positive, Resampling
 from opabinia.evaluation.detection.base import DetectionEvaluator, ImageResult
 from opabinia.evaluation.detection.coco_format import Annotations, Kind, coco_ground_truth, coco_results
 from opabinia.evaluation.detection.detection_errors import count_objects, error_tables
+from opabinia.evaluation.detection.resampling import rank_coco_boxes, recall_points, resampled_precision
 from opabinia.evaluation.detection.rle import Floats
 
 PREFIXES: dict[Kind, str] = {"bbox": "", "segm": "mask_", "keypoints": "keypoint_"}
@@ -27,6 +28,7 @@ COCO_KEYPOINTS = (
 )
 """The keypoints whose sigmas the library knows."""
 
+_IOUS = np.linspace(0.5, 0.95, 10)
 _MAX_DETECTIONS = (1, 10, 100)
 _MAX_DETECTIONS_WITH_KEYPOINTS = (20,)  # COCO evaluates keypoints with no other number
 _LISTS = ("images", "annotations", "categories")
@@ -263,6 +265,12 @@ class CocoEvaluator(DetectionEvaluator):
             "per_class": _per_class(images, classes, tables),
             **error_tables(images, len(classes), self._confidence),
         }
+
+    def resampling(self, states: Sequence[list[ImageResult]]) -> Resampling:
+        """Return the AP of boxes."""
+        images, classes = self._results(states)[0], len(self._dataset_info.classes)
+        ranked = rank_coco_boxes(images, classes, _IOUS, self._max_detections["bbox"][-1])
+        return resampled_precision("AP", ranked, len(images), recall_points)
 
 
 @register.evaluator

@@ -10,9 +10,15 @@ from annotated_types import Gt, Lt
 from numpy.typing import NDArray
 
 from opabinia.config import register
-from opabinia.contracts import DatasetInfo, Fraction
+from opabinia.contracts import DatasetInfo, Fraction, Resampling
 from opabinia.evaluation.detection.base import DetectionEvaluator, ImageResult, Ints
 from opabinia.evaluation.detection.detection_errors import count_objects, error_tables, image_iou
+from opabinia.evaluation.detection.resampling import (
+    RankedDetections,
+    recall,
+    resampled_precision,
+    tenths_of_recall,
+)
 from opabinia.evaluation.detection.rle import Floats
 
 THRESHOLDS = np.arange(50, 100, 5) / 100
@@ -54,6 +60,7 @@ class Voc(DetectionEvaluator):
     ) -> None:
         super().__init__(dataset_info, confidence)
         self._average = eleven_point_average if year == 2007 else area_under_curve
+        self._reached = tenths_of_recall if year == 2007 else recall
         self._thresholds = [*THRESHOLDS.tolist(), *(ious or [])]
         self._columns = {"AP50": 0, "AP75": 5}
         self._columns |= {f"AP{100 * iou:g}": len(THRESHOLDS) + number for number, iou in enumerate(ious or [])}
@@ -66,16 +73,28 @@ class Voc(DetectionEvaluator):
         precisions = np.full((len(classes), len(self._thresholds)), np.nan)
         if not images:
             return precisions
+        for label, detections in enumerate(self._ranked(images)):
+            for column, right in enumerate(detections.right if len(detections.objects) else ()):
+                precisions[label, column] = self._average(right[right >= 0].astype(np.int64), len(detections.objects))
+        return precisions
+
+    def _ranked(self, images: Sequence[ImageResult]) -> list[RankedDetections]:
+        """Return the detections of each class."""
         labels, scores, ious, objects = _nearest_objects(images)
-        counts = count_objects(images, len(classes))
-        difficult = np.concatenate([image.ground_truth.crowd for image in images])
-        for label in classes:
+        truths = [image.ground_truth for image in images]
+        difficult, classes = (
+            np.concatenate(column) for column in zip(*((t.crowd, t.labels) for t in truths), strict=True)
+        )
+        of_object = np.repeat(np.arange(len(images)), [len(truth.labels) for truth in truths])
+        of_detection = np.repeat(np.arange(len(images)), [len(image.labels) for image in images])
+        ranked = []
+        for label in range(len(self._dataset_info.classes)):
             rows = np.flatnonzero(labels == label)
             rows = rows[np.argsort(-scores[rows], kind="stable")]
-            for column, threshold in enumerate(self._thresholds if counts[label] else ()):
-                right = _right(ious[rows], objects[rows], difficult, threshold)
-                precisions[label, column] = self._average(right[right >= 0], counts[label])
-        return precisions
+            right = [_right(ious[rows], objects[rows], difficult, threshold) for threshold in self._thresholds]
+            counted = of_object[(classes == label) & ~difficult]
+            ranked.append(RankedDetections(np.stack(right).astype(np.int8), of_detection[rows], counted))
+        return ranked
 
     def compute(self, states: Sequence[list[ImageResult]]) -> dict[str, float]:
         """Return the scores; none without objects."""
@@ -84,6 +103,12 @@ class Voc(DetectionEvaluator):
         if not len(valid):
             return {}
         return {name: float(values.mean()) for name, values in self._of_name(valid).items()}
+
+    def resampling(self, states: Sequence[list[ImageResult]]) -> Resampling:
+        """Return ``AP50``."""
+        images = self._results(states)[0]
+        ranked = [detections._replace(right=detections.right[:1]) for detections in self._ranked(images)]
+        return resampled_precision("AP50", ranked, len(images), self._reached)
 
     def details(self, states: Sequence[list[ImageResult]]) -> dict[str, Any]:
         """Return the tables; null for a class without objects."""

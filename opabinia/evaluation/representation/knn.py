@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from opabinia.config import register
-from opabinia.contracts import Count, DatasetInfo, Positive
+from opabinia.contracts import Count, DatasetInfo, Positive, Resampling
 from opabinia.evaluation.classification.topk import count_topk_hits
-from opabinia.evaluation.representation.feature_bank import FeatureBankEvaluator, Rows
+from opabinia.evaluation.representation.feature_bank import BankState, FeatureBankEvaluator, Rows
 
 _MAX_SIMILARITIES = 2**24
 """Similarities in memory at once: 64 MiB."""
@@ -70,6 +70,7 @@ class Knn(FeatureBankEvaluator):
         super().__init__("knn", dataset_info)
         self._classes = len(dataset_info.classes)
         self._options: dict[str, Any] = {"k": k, "temperature": temperature, "normalize": normalize}
+        self._right = self._samples = 0
         self.better = {"knn_top1": "max"} | ({"knn_top5": "max"} if self._classes > 5 else {})
 
     def _scores(self, train: Rows, test: Rows) -> dict[str, float]:
@@ -81,4 +82,9 @@ class Knn(FeatureBankEvaluator):
             hits.append(count_topk_hits(votes, labels[start : start + len(votes)], (1, 5)))
             start += len(votes)
         total = torch.stack(hits).sum(0).cpu()
+        self._right, self._samples = int(total[0]), len(labels)
         return dict(zip(self.better, (total.double() / len(labels)).tolist(), strict=False))
+
+    def resampling(self, states: Sequence[BankState]) -> Resampling:
+        """Return the top-1 accuracy."""
+        return Resampling.share("knn_top1", self._right, self._samples)

@@ -291,10 +291,28 @@ def recall(
     Raises:
         ValueError: see :func:`evaluate`.
     """
+    return recall_scores(rank_all(features, ids, metric=metric), ks)
+
+
+def rank_all(features: Array, ids: Array, *, metric: Metric = "cosine") -> Ranking:
+    """Rank all other images for each image as query.
+
+    Args:
+        features: N x D.
+        ids: identities, N.
+        metric: see :func:`evaluate`.
+
+    Raises:
+        ValueError: see :func:`evaluate`.
+    """
     matches = leave_one_out(ids)
     if len(np.unique(matches.query_ids)) == len(matches.query_ids):
         raise DataMismatch(f"none of the {len(ids)} images has another one of its identity to find")
-    ranking = rank(FeatureDistances(features, features, metric), matches)
+    return rank(FeatureDistances(features, features, metric), matches)
+
+
+def recall_scores(ranking: Ranking, ks: Sequence[int]) -> dict[str, float]:
+    """Return the metrics of :func:`recall` from the ranks of all matches."""
     return {
         **{f"recall{k}": ranking.cmc(k) for k in ks},
         "r_precision": ranking.mean_at_r(np.ones(len(ranking.ranks))),

@@ -14,7 +14,17 @@ from annotated_types import Ge
 from torch import Tensor
 
 from opabinia.config import register
-from opabinia.contracts import Batch, Count, DataMismatch, DatasetInfo, Fraction, Indices, NonNegative, Predictions
+from opabinia.contracts import (
+    Batch,
+    Count,
+    DataMismatch,
+    DatasetInfo,
+    Fraction,
+    Indices,
+    NonNegative,
+    Predictions,
+    Resampling,
+)
 from opabinia.evaluation.representation.feature_bank import Batches, EmbeddingEvaluator, Rows, concatenate, rows_of
 from opabinia.evaluation.retrieval.distances import Distances, FeatureDistances, Metric, smallest
 from opabinia.evaluation.retrieval.ranking import ListedMatches, Matches, Ranking, distance_blocks, rank
@@ -24,7 +34,8 @@ from opabinia.evaluation.retrieval.retrieval import (
     distances_of,
     leave_one_out,
     random_galleries,
-    recall,
+    rank_all,
+    recall_scores,
     single_shot,
 )
 from opabinia.evaluation.retrieval.verification import pairs, roc
@@ -180,6 +191,13 @@ class Retrieval(EmbeddingEvaluator):
             }
         }
 
+    def resampling(self, states: Sequence[Batches]) -> Resampling | None:
+        """Return the mAP, without re-ranking and expansion; the queries of an identity are drawn together."""
+        if self._ranked is None:
+            return None
+        *_, matches, ranking = self._ranked
+        return Resampling.mean("mAP", ranking.average_precisions, "identities", matches.query_ids[ranking.queries])
+
 
 def _split(rows: Rows, features: Tensor) -> tuple[Tensor, Tensor, Matches]:
     """Return the features of the queries and of the gallery, and the matches."""
@@ -287,6 +305,7 @@ class Recall(EmbeddingEvaluator):
         self._metric: Metric = metric
         self._ks = tuple(ks)
         self.better = {name: "max" for name in (*(f"recall{k}" for k in ks), "r_precision", "mAP@R", "mAP")}
+        self._ranked: tuple[Indices, Ranking] | None = None
 
     def _scores(self, rows: Rows) -> dict[str, float]:
         """Return the metrics of all processes' images.
@@ -294,9 +313,19 @@ class Recall(EmbeddingEvaluator):
         Raises:
             ValueError: no image has a match.
         """
-        features = torch.from_numpy(rows.features).to(self.device)
-        scores = recall(features, rows.known_labels(), self._ks, metric=self._metric)
+        features, labels = torch.from_numpy(rows.features).to(self.device), rows.known_labels()
+        ranking = rank_all(features, labels, metric=self._metric)
+        self._ranked = labels, ranking
+        scores = recall_scores(ranking, self._ks)
         return {name: scores[name] for name in self.better}
+
+    def resampling(self, states: Sequence[Batches]) -> Resampling | None:
+        """Return the first of the recalls; the images of an identity are drawn together."""
+        if self._ranked is None:
+            return None
+        labels, ranking = self._ranked
+        hits = ranking.first_ranks <= self._ks[0]
+        return Resampling.mean(f"recall{self._ks[0]}", hits, "identities", labels[ranking.queries])
 
 
 @register.evaluator

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from opabinia.contracts import Batch, Evaluator, Predictions
+from opabinia.contracts import Batch, Evaluator, Predictions, Resampling
 
 
 class Combined(Evaluator):
@@ -57,6 +57,11 @@ class Combined(Evaluator):
             tables = added | tables
         tables.pop("counted", None)  # it describes the detector's confusions, which are not among these tables
         return tables
+
+    def resampling(self, states: Sequence[list[Any]]) -> Resampling | None:
+        """Return that of the headline score."""
+        first, parts = self._of_each(states)[0]
+        return first.resampling(parts)
 
     def files(self, states: Sequence[list[Any]]) -> dict[str, Any]:
         """Return the files of all."""

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from opabinia.config import register
-from opabinia.contracts import Batch, DataMismatch, DatasetInfo, Evaluator, Fraction, Predictions
+from opabinia.contracts import Batch, DataMismatch, DatasetInfo, Evaluator, Fraction, Predictions, Resampling
 from opabinia.evaluation.segmentation.maps import boundary_pixels, ground_truth_maps, worst_rows
 
 Ints = NDArray[np.int64]
@@ -28,10 +28,12 @@ class SegmentMap(NamedTuple):
 
 class PanopticState(NamedTuple):
     """Sums of one process: of each class the IoUs of matched segments in units of 2^-40, and the numbers of matched,
-    false and missed segments (K x 4; with those by Boundary IoU K x 8); and the images with the lowest quality."""
+    false and missed segments (K x 4; with those by Boundary IoU K x 8); the images with the lowest quality; and of each
+    image its id and its own sums (K x 4)."""
 
     sums: list[list[int]]
     worst: list[dict[str, Any]]
+    images: list[tuple[str, Ints]]
 
 
 @register.evaluator
@@ -72,6 +74,7 @@ class Panoptic(Evaluator):
         # Python's integers: those of 64 bits would end at 8 million segments.
         self._sums = np.zeros((len(self._classes), 4 * len(self._kinds)), dtype=object)
         self._worst: list[dict[str, Any]] = []
+        self._images: list[tuple[str, Ints]] = []
 
     def update(self, predictions: Predictions, batch: Batch) -> None:
         """Add a batch: ``segments``, ``segment_labels`` and ``image_size`` of the predictions (see
@@ -90,6 +93,7 @@ class Panoptic(Evaluator):
             compared = SegmentMap(true, true_labels), crowd, predicted, len(self._classes)
             sums = np.hstack([match_segments(*compared, width) for width in widths])
             self._sums += sums
+            self._images.append((name, sums[:, :4].copy()))
             iou, matched, false, missed = sums[:, :4].sum(0).tolist()
             if matched + false + missed:
                 quality = iou / _UNIT / (matched + (false + missed) / 2)
@@ -99,7 +103,7 @@ class Panoptic(Evaluator):
 
     def state(self) -> PanopticState:
         """Return the sums of this process."""
-        return PanopticState(self._sums.tolist(), self._worst)
+        return PanopticState(self._sums.tolist(), self._worst, self._images)
 
     def compute(self, states: Sequence[PanopticState]) -> dict[str, float]:
         """Return the scores; those of no segments are omitted."""
@@ -125,6 +129,20 @@ class Panoptic(Evaluator):
             for row, quality in zip(per_class, _per_class(states, 4)[0].tolist(), strict=True):
                 row["boundary_PQ"] = None if row["PQ"] is None else quality[0]
         return {"per_class": per_class, "worst": worst_rows([state.worst for state in states], "PQ")}
+
+    def resampling(self, states: Sequence[PanopticState]) -> Resampling:
+        """Return ``PQ``."""
+        images = sorted((image for state in states for image in state.images), key=lambda image: image[0])
+        table = np.stack([sums.T.ravel() for _, sums in images]) / np.repeat([_UNIT, 1, 1, 1], len(self._classes))
+
+        def scores(weights: NDArray[np.float64]) -> NDArray[np.float64]:
+            iou, matched, false, missed = np.split(weights @ table, 4, axis=1)
+            segments = matched + (false + missed) / 2
+            present = segments > 0
+            means = (iou / segments.clip(0.5)).sum(1) / np.maximum(1, present.sum(1))
+            return np.where(present.any(1), means, np.nan)
+
+        return Resampling("PQ", "images", len(images), scores, table.shape[1])
 
 
 def match_segments(

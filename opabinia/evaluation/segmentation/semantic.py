@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from opabinia.config import register
-from opabinia.contracts import IGNORE_LABEL, Batch, DatasetInfo, Evaluator, Fraction, Predictions
+from opabinia.contracts import IGNORE_LABEL, Batch, DatasetInfo, Evaluator, Fraction, Predictions, Resampling
 from opabinia.evaluation.segmentation.maps import boundary_pixels, ground_truth_maps, worst_rows
 
 Labels = NDArray[np.uint8]
@@ -24,11 +24,14 @@ class SemanticState(NamedTuple):
         cells: pixels by true and predicted class, (true, predicted, pixels) of the cells that are not empty.
         boundaries: boundary pixels of each class that are right, true, and predicted (3 x K).
         worst: the images with the lowest mIoU.
+        images: id of each image with labels, and for each class the pixels that are right, true, and predicted
+            (3 x K).
     """
 
     cells: list[list[int]]
     boundaries: list[list[int]]
     worst: list[dict[str, Any]]
+    images: list[tuple[str, Counts]]
 
 
 @register.evaluator
@@ -64,6 +67,7 @@ class Semantic(Evaluator):
         size = len(self._classes) + 1  # the last one: no class
         self._matrix, self._boundaries = np.zeros((size, size), np.int64), np.zeros((3, size - 1), np.int64)
         self._worst: list[dict[str, Any]] = []
+        self._images: list[tuple[str, Counts]] = []
 
     def update(self, predictions: Predictions, batch: Batch) -> None:
         """Add a batch: ``segmentation`` and ``image_size`` of the predictions (see
@@ -86,12 +90,13 @@ class Semantic(Evaluator):
             if scores:
                 image = {"id": name, "image_id": ground_truth.image_id, "mIoU": scores["mIoU"], "pACC": scores["pACC"]}
                 self._worst.append(image)
+                self._images.append((name, _class_counts(matrix)))
         self._worst = worst_rows([self._worst], "mIoU")
 
     def state(self) -> SemanticState:
         """Return the counts of this process."""
         cells = [[*cell, int(self._matrix[tuple(cell)])] for cell in np.argwhere(self._matrix).tolist()]
-        return SemanticState(cells, self._boundaries.tolist(), self._worst)
+        return SemanticState(cells, self._boundaries.tolist(), self._worst, self._images)
 
     def compute(self, states: Sequence[SemanticState]) -> dict[str, float]:
         """Return the scores; none if no pixel has a label."""
@@ -117,6 +122,19 @@ class Semantic(Evaluator):
         worst = worst_rows([state.worst for state in states], "mIoU")
         return {"per_class": per_class, "confusion": cells, "worst": worst}
 
+    def resampling(self, states: Sequence[SemanticState]) -> Resampling:
+        """Return the mIoU."""
+        images = sorted((image for state in states for image in state.images), key=lambda image: image[0])
+        table = np.stack([counts.ravel() for _, counts in images]).astype(np.float64)
+
+        def scores(weights: NDArray[np.float64]) -> NDArray[np.float64]:
+            right, pixels, predicted = np.split(weights @ table, 3, axis=1)
+            iou = right / (pixels + predicted - right).clip(1)
+            means: NDArray[np.float64] = (iou * (pixels > 0)).sum(1) / (pixels > 0).sum(1)
+            return means
+
+        return Resampling("mIoU", "images", len(images), scores, table.shape[1])
+
     def _total(self, states: Sequence[SemanticState]) -> Counts:
         matrix = np.zeros_like(self._matrix)
         for state in states:
@@ -140,10 +158,15 @@ def count_boundaries(true: Labels, predicted: Labels, classes: int, width: int) 
     return np.stack([np.bincount(labels, minlength=classes) for labels in kinds])
 
 
+def _class_counts(matrix: Counts) -> Counts:
+    """Return for each class the pixels that are right, true, and predicted (3 x K)."""
+    return np.stack([matrix.diagonal()[:-1], matrix.sum(1)[:-1], matrix.sum(0)[:-1]])
+
+
 def _per_class(matrix: Counts) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64], Counts]:
     """Return IoU, accuracy and precision (0 instead of a division by 0) and the pixels of each class in the ground
     truth."""
-    right, pixels, predicted = matrix.diagonal()[:-1], matrix.sum(1)[:-1], matrix.sum(0)[:-1]
+    right, pixels, predicted = _class_counts(matrix)
     union = pixels + predicted - right
     return right / union.clip(1), right / pixels.clip(1), right / predicted.clip(1), pixels
 
