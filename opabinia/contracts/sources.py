@@ -40,6 +40,10 @@ class RaggedArray(Sequence[Indices]):
             raise IndexError(f"index {index} of {len(self)}")
         return self._values[self._ends[index - 1] if index else 0 : self._ends[index]]
 
+    def select(self, indices: Indices) -> RaggedArray:
+        """Return some of the lists (int64, M), in this order."""
+        return RaggedArray(self[index] for index in indices.tolist())
+
     def tobytes(self) -> bytes:
         """Return the content, for fingerprints."""
         return self._values.tobytes() + self._ends.tobytes()
@@ -219,6 +223,11 @@ class Source:
         """Return the ``id`` of a sample. By default this reads the sample."""
         return str(self.encoded(index)["id"])
 
+    def split_keys(self) -> Iterable[str]:
+        """Return a text for each sample that names it in split files, without reading samples. By default these are the
+        ids; samples with the same one are in the same split."""
+        return map(self.id, range(len(self)))
+
     def paths(self, index: int) -> Sequence[bytes]:
         """Return the files that are read with a sample (images, maps, videos). Those of a batch are fetched from remote
         storage together."""
@@ -231,4 +240,8 @@ class Source:
     def relabeled(self, classes: tuple[str, ...], new_labels: Indices) -> Source | None:
         """Return the same samples with other classes; ``new_labels`` (int64, K) has the new label of each of its own.
         None: the labels and maps of its samples are converted one by one."""
+        return None
+
+    def select(self, indices: Indices) -> Source | None:
+        """Return a source of some of the samples (int64, ascending). None: a wrapper of the source selects them."""
         return None

@@ -62,6 +62,7 @@ from opabinia.contracts.rotated_boxes import box_corners
 from opabinia.data.decoding.pack import pack
 from opabinia.data.sampling.batches import ConstantPlan, StagedPlan
 from opabinia.data.sources import Concat, Digits, Videos
+from opabinia.data.sources.subset import write_split
 from opabinia.engine.loop.step import total_loss
 from opabinia.models.losses.masks import semantic_segments
 from opabinia.optim.schedules import constant
@@ -152,6 +153,7 @@ MINIMAL: dict[tuple[str, str], dict[str, Any]] = {
     ("source", "object_maps"): {"source": {"name": "digit_scenes", "masks": True}},
     ("source", "shards"): {"files": "SHARD"},
     ("source", "stuff_maps"): {"source": {"name": "digit_maps", "panoptic": True}},
+    ("source", "subset"): {"source": "digits", "file": "SPLIT"},
     ("source", "table"): {"file": "TABLE"},
     ("source", "video_list"): {"file": "VIDEO_LIST"},
     ("source", "videos"): {"root": "VIDEO_FOLDERS"},
@@ -301,6 +303,7 @@ PATHS = {make.__name__.upper(): f".{make.__name__}" for make in SMALL_DATA} | {
     **{"IMAGES": "", "IDX": "cat", "TABLE": "list.csv", "SHARD": "shard.tar", "FRAMES": ".frames.txt"},
     **{"VIDEO_LIST": ".videos/videos.txt", "VIDEO_FOLDERS": ".videos", "PACKED_VIDEOS": ".packed"},
     **{"COCO_FILE": ".coco/annotations.json", "YOLO_FILE": ".yolo/data.yaml", "LIST": ".identities/list.csv"},
+    **{"SPLIT": ".split.json"},
 }
 """Paths in the folder of data by their names in ``MINIMAL``."""
 
@@ -317,6 +320,7 @@ def data_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         write_video(root / ".videos" / name / "video.mp4", 2)
     (root / ".videos" / "videos.txt").write_text("jump/video.mp4 0\nrun/video.mp4 1\n")
     pack(Videos(root=root / ".videos"), root / ".packed")
+    write_split(root / ".split.json", list(Digits().split_keys())[::5])
     (root / ".frames.txt").write_text("cat 1 0\ndog 1 1\n")
     (root / "list.csv").write_text("path,label\ncat/image.png,cat\ndog/image.png,dog\n")
     with tarfile.open(root / "shard.tar", "w") as shard:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import copy
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import Annotated, Literal
@@ -16,7 +17,7 @@ from opabinia.contracts import Batch, Indices, Sample, Source, SourceInfo, Sourc
 from opabinia.data.sample_keys import GROUND_TRUTH_KEYS
 from opabinia.data.sources.file_names import short_digest
 from opabinia.data.sources.labels import check_class
-from opabinia.data.sources.wrapper import relabel
+from opabinia.data.sources.wrapper import relabel, select_samples
 
 
 class ConcatBase(Source):
@@ -58,6 +59,9 @@ class ConcatBase(Source):
         number, own_index = self._locate(index)
         return f"{number}/{self.sources[number].id(own_index)}"
 
+    def split_keys(self) -> Iterable[str]:
+        return (f"{number}/{key}" for number, source in enumerate(self.sources) for key in source.split_keys())
+
     def paths(self, index: int) -> Sequence[bytes]:
         number, own_index = self._locate(index)
         return self.sources[number].paths(own_index)
@@ -73,6 +77,18 @@ class ConcatBase(Source):
         """Return a text that changes with each source and their order."""
         texts = [source.fingerprint() for source in self.sources]
         return f"{len(self)} samples, {short_digest('; '.join(texts).encode())}"
+
+    def select(self, indices: Indices) -> ConcatBase:
+        """Return a concatenation of some samples of each source; one may keep none of its own."""
+        ends = np.searchsorted(indices, self._ends)
+        chosen = np.split(indices, ends[:-1])
+        sources = [
+            select_samples(source, own - start)
+            for source, own, start in zip(self.sources, chosen, self._starts, strict=True)
+        ]
+        result = copy.copy(self)
+        ConcatBase.__init__(result, sources, self.info.select(indices))
+        return result
 
 
 @register.source

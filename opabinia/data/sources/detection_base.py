@@ -27,7 +27,7 @@ from opabinia.data.sources import annotation_errors as kinds
 from opabinia.data.sources.annotation_arrays import AnnotationArrays, SegmentationArrays
 from opabinia.data.sources.annotation_errors import Broken, ErrorCase, ErrorCollector, check_errors
 from opabinia.data.sources.annotation_values import ROOT_HINT, errors_in, leaves_root
-from opabinia.data.sources.file_names import short_digest, sort_names
+from opabinia.data.sources.file_names import FileNames, short_digest, sort_names
 from opabinia.data.sources.image_headers import files_exist, read_sizes
 from opabinia.data.sources.labels import select_classes
 from opabinia.data.sources.named import NamedFiles
@@ -292,6 +292,23 @@ class AnnotatedImages(NamedFiles):
             merged = np.bincount(new_labels, minlength=len(classes))
             counts = (np.bincount(new_labels[labels], minlength=len(classes)) for labels in self._absent)
             result._absent = RaggedArray(np.flatnonzero((merged > 0) & (merged == count)) for count in counts)
+        return result
+
+    def select(self, indices: Indices) -> AnnotatedImages:
+        """Return some of the images with their objects."""
+        result = copy.copy(self)
+        result.info, result._sizes = self.info.select(indices), self._sizes[indices]
+        result.names = FileNames([self.names[index] for index in indices.tolist()])
+        annotations = self.annotations.take(np.isin(self.annotations.image_indices, indices))
+        new_indices = np.searchsorted(indices, annotations.image_indices)
+        result.annotations = annotations._replace(image_indices=new_indices)
+        result._ends = np.searchsorted(new_indices, np.arange(len(indices)), "right")
+        if self._image_ids is not None:
+            result._image_ids = self._image_ids[indices]
+        if self._absent is not None:
+            result._absent = self._absent.select(indices)
+        if self._not_exhaustive is not None:
+            result._not_exhaustive = self._not_exhaustive.select(indices)
         return result
 
     def _annotations_of(self, index: int) -> AnnotationArrays:

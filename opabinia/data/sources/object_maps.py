@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -11,12 +12,21 @@ from numpy.typing import NDArray
 from torchvision import tv_tensors
 
 from opabinia.config import register
-from opabinia.contracts import IGNORE_LABEL, GroundTruth, GroundTruthMap, RaggedArray, Sample, SourceInfo, SourcePart
+from opabinia.contracts import (
+    IGNORE_LABEL,
+    GroundTruth,
+    GroundTruthMap,
+    Indices,
+    RaggedArray,
+    Sample,
+    SourceInfo,
+    SourcePart,
+)
 from opabinia.contracts.masks import decode_rle
 from opabinia.data.sources.digit_scenes import DigitScenes
 from opabinia.data.sources.digits import Split
 from opabinia.data.sources.labels import class_indices, select_classes
-from opabinia.data.sources.wrapper import Wrapper
+from opabinia.data.sources.wrapper import Wrapper, select_samples
 from opabinia.data.transforms.instances import select_objects
 
 
@@ -111,6 +121,12 @@ class ObjectMaps(Wrapper):
         numbers[segments] = np.arange(1, len(segments) + 1)
         crowd = np.array([False, *objects.crowd])[segments]
         return replace(ground_truth, segments=numbers[owners], segment_labels=labels[segments], crowd=crowd)
+
+    def select(self, indices: Indices) -> ObjectMaps:
+        """Return the maps of some of the images."""
+        result = copy.copy(self)
+        result.source, result.info = select_samples(self.source, indices), self.info.select(indices)
+        return result
 
     def fingerprint(self) -> str:
         """Return the source's, with the kind of maps."""

@@ -6,7 +6,7 @@ import os
 import re
 import tarfile
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from glob import glob
@@ -104,6 +104,11 @@ class Shards(Source):
         stored: NDArray[np.int32] = self._index.rows["label"]
         same = np.array_equal(self._label_of, np.arange(len(self._label_of)))
         return replace(self._facts, labels=stored if same else self._label_of[stored])
+
+    def split_keys(self) -> Iterable[str]:
+        """Return the name of the shard and the position in it of each sample, because ids are in the shards only."""
+        offsets = np.split(self._index.rows["offset"], self._ends[:-1])
+        return (f"{name}@{at}" for name, own in zip(self._names, offsets, strict=True) for at in own.tolist())
 
     def fingerprint(self) -> str:
         """Return a text that changes with the shards' names, the positions and labels of the samples, the classes."""

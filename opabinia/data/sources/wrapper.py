@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -46,6 +47,9 @@ class Wrapper(Source):
 
     def id(self, index: int) -> str:
         return self.source.id(index)
+
+    def split_keys(self) -> Iterable[str]:
+        return self.source.split_keys()
 
     def paths(self, index: int) -> Sequence[bytes]:
         return self.source.paths(index)
@@ -120,6 +124,54 @@ class _Relabeled(Wrapper):
         """Return the source's, with the new labels."""
         digest = short_digest(chr(0).join(self.classes).encode(), self._new_labels.tobytes())
         return f"{self.source.fingerprint()}, {digest}"
+
+
+def select_samples(source: Source, indices: Indices) -> Source:
+    """Return a source of some samples of another one (int64, ascending)."""
+    return source.select(indices) or _Selected(source, indices)
+
+
+class _Selected(Wrapper):
+    """Some samples of a source."""
+
+    def __init__(self, source: Source, indices: Indices) -> None:
+        info = source.info.select(indices)
+        if source.info.shards is not None:
+            numbers = np.searchsorted(np.cumsum(source.info.shards), indices, "right")
+            info = replace(info, shards=np.bincount(numbers, minlength=len(source.info.shards)))
+        super().__init__(source, info)
+        self._indices = indices
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def __getitem__(self, index: int) -> Sample:
+        return self.source[int(self._indices[index])]
+
+    def encoded(self, index: int) -> Sample:
+        return self.source.encoded(int(self._indices[index]))
+
+    def batch(self, indices: Indices) -> Batch | None:
+        return self.source.batch(self._indices[indices])
+
+    def id(self, index: int) -> str:
+        return self.source.id(int(self._indices[index]))
+
+    def split_keys(self) -> Iterable[str]:
+        selected = np.zeros(len(self.source), dtype=bool)
+        selected[self._indices] = True
+        return compress(self.source.split_keys(), selected.tolist())
+
+    def paths(self, index: int) -> Sequence[bytes]:
+        return self.source.paths(int(self._indices[index]))
+
+    def fingerprint(self) -> str:
+        """Return the source's, with the selected samples."""
+        return f"{len(self)} of {self.source.fingerprint()}, {short_digest(self._indices.tobytes())}"
+
+    def relabeled(self, classes: tuple[str, ...], new_labels: Indices) -> Source | None:
+        relabeled = self.source.relabeled(classes, new_labels)
+        return None if relabeled is None else select_samples(relabeled, self._indices)
 
 
 @register.source

@@ -1,0 +1,142 @@
+"""A part of a source: the training or the validation samples of a split that a file holds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from typing_extensions import TypedDict
+
+from opabinia.config import register
+from opabinia.contracts import Batch, Indices, InputPath, Sample, Source, SourceInfo, SourcePart
+from opabinia.data.sources.wrapper import Wrapper, select_samples
+from opabinia.runtime.files import disk_errors, write_atomic
+from opabinia.runtime.json_files import InvalidFile, read_json
+from opabinia.runtime.text import plural
+
+_VERSION = 1
+_SHOWN = 5
+"""Missing samples that an error names."""
+
+
+class SplitFile(TypedDict):
+    """Content of a split file: its version, and the keys of the validation samples, sorted."""
+
+    version: int
+    val: list[str]
+
+
+@register.source
+def subset(
+    *, source: SourcePart, file: InputPath, split: Literal["train", "val"] = "train", identities: bool = False
+) -> Source:
+    """The training or the validation samples of any source, by a file with the ids of the validation samples.
+
+    ``opabinia plan`` writes such a file for data without validation samples. Samples that are added later are trained
+    on.
+
+    Identities are in one of both parts, and each part has its own ones as classes. If their cameras are known, the
+    first image of each identity by each camera is a query, provided that the identity keeps an image in the gallery;
+    without cameras every validation image is searched among all others.
+
+    Args:
+        source: all samples; of views of videos the source inside of ``video_views``.
+        file: the file: ``{"version": 1, "val": ["cat/3.jpg", ...]}``. Samples in shards are named by position.
+        split: ``val``: the samples in the file; ``train``: all others.
+        identities: the labels are identities, also if the source reads them as classes (``class_folders``).
+
+    Example::
+
+        source: {name: subset, source: {name: image_folder, root: photos}, file: split.json, split: train}
+
+    Raises:
+        ValueError: the file cannot be read, samples in it are not in the source, or no sample is left.
+    """
+    in_val = find_validation(source, file.expanduser())
+    indices = np.flatnonzero(in_val == (split == "val"))
+    if not len(indices):
+        raise ValueError(f"{file}: none of {plural(len(source), 'sample')} is for {split}")
+    selected = select_samples(source, indices)
+    return _Identities(selected, split) if identities or source.info.identities else selected
+
+
+def write_split(file: Path, keys: Iterable[str]) -> None:
+    """Write a split file.
+
+    Args:
+        file: written under a temporary name and renamed.
+        keys: the entries of :meth:`opabinia.contracts.Source.split_keys` of the validation samples, in any order.
+
+    Raises:
+        DiskError: it cannot be written.
+    """
+    content: SplitFile = {"version": _VERSION, "val": sorted(set(keys))}
+    with disk_errors(file):
+        write_atomic(file, json.dumps(content, indent=0, ensure_ascii=False) + "\n")
+
+
+def find_validation(source: Source, file: Path) -> NDArray[np.bool_]:
+    """Return which samples are validation samples of a split file (bool, N).
+
+    Raises:
+        ValueError: the file cannot be read, or samples in it are not in the source.
+    """
+    content = read_json(file, SplitFile)
+    if content["version"] != _VERSION:
+        raise InvalidFile(f"{file}: version: expected {_VERSION} (found {content['version']})")
+    wanted = set(content["val"])
+    keys = list(source.split_keys())
+    missing = sorted(wanted.difference(keys))
+    if missing:
+        more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
+        raise InvalidFile(
+            f"{file}: {len(missing)} of its {plural(len(wanted), 'validation sample')} "
+            f"{'is' if len(missing) == 1 else 'are'} not in the data: {', '.join(missing[:_SHOWN])}{more}; "
+            "remove them from the file, or make a new split (opabinia plan)"
+        )
+    return np.fromiter((key in wanted for key in keys), dtype=bool, count=len(keys))
+
+
+class _Identities(Wrapper):
+    """The samples of a source with labels from 0 for the identities among them."""
+
+    def __init__(self, source: Source, split: Literal["train", "val"]) -> None:
+        labels = source.info.single_labels
+        if labels is None:
+            raise ValueError("identities: the source does not have one label per sample")
+        own, new_labels = np.unique(labels, return_inverse=True)
+        classes = tuple(source.classes[label] for label in own.tolist())
+        info = replace(source.info, classes=classes, labels=new_labels, identities=True)
+        super().__init__(source, replace(info, queries=choose_queries(info) if split == "val" else info.queries))
+
+    def convert(self, sample: Sample, index: int) -> Sample:
+        return {**sample, **self.info.labels_of(index)}
+
+    def batch(self, indices: Indices) -> Batch | None:
+        batch = self.source.batch(indices)
+        columns = {key: torch.from_numpy(column[indices]) for key, column in self.info.columns.items()}
+        return None if batch is None else {**batch, **columns}
+
+
+def choose_queries(info: SourceInfo) -> NDArray[np.bool_] | None:
+    """Return which images are queries (bool, N): of each identity the first one by each camera, but of cameras with a
+    single image of it only if it has no other query. None if cameras are unknown, or no query would have a match."""
+    labels, cameras = info.single_labels, info.cameras
+    if info.queries is not None or labels is None or cameras is None:
+        return info.queries
+    pairs, first, counts = np.unique(np.stack([labels, cameras], 1), axis=0, return_index=True, return_counts=True)
+    identities, places, seen_by = np.unique(pairs[:, 0], return_index=True, return_counts=True)
+    chosen = counts > 1
+    chosen[places] |= ~np.logical_or.reduceat(chosen, places)
+    several: Indices = identities[seen_by > 1]
+    if not len(several):
+        return None
+    queries = np.zeros(len(labels), dtype=bool)
+    queries[first[chosen & np.isin(pairs[:, 0], several)]] = True
+    return queries
