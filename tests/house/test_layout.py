@@ -134,6 +134,8 @@ def joins_tasks(import_: Import) -> bool:
 
 def reads_config(import_: Import) -> bool:
     declares = {"register", "adapt"} | ({"Part", "MustExist"} if subpackage(import_.source) == "contracts" else set())
+    if import_.source.startswith("opabinia.data.layouts."):  # makes sections of sources, and has nothing to read
+        declares |= {"ConfigError", "Problem"}
     if subpackage(import_.target) != "config" or subpackage(import_.source) in READS_CONFIG:
         return False
     return import_.target != "opabinia.config.__init__" or import_.name not in declares

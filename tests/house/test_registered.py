@@ -807,6 +807,7 @@ TESTED_ELSEWHERE = {
     f"{DATA}/test_image_pairs.py": ("image_pairs", "verification"),
     f"{DATA}/test_segmentation.py": (
         "segmentation_folder",
+        "segmentation_list",
         "cityscapes",
         "ade20k",
         "voc_segmentation",

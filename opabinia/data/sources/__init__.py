@@ -40,6 +40,7 @@ from opabinia.data.sources.pedestrian_attributes import pa100k as pa100k
 from opabinia.data.sources.placed_digits import PlacedDigits as PlacedDigits
 from opabinia.data.sources.revisited import Revisited as Revisited
 from opabinia.data.sources.segmentation_folder import segmentation_folder as segmentation_folder
+from opabinia.data.sources.segmentation_folder import segmentation_list as segmentation_list
 from opabinia.data.sources.segmentation_presets import ade20k as ade20k
 from opabinia.data.sources.segmentation_presets import cityscapes as cityscapes
 from opabinia.data.sources.segmentation_presets import coco_stuff as coco_stuff

@@ -7,9 +7,10 @@ import os
 import re
 from collections import defaultdict
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
 import numpy as np
+from annotated_types import Ge
 
 from opabinia.config import register
 from opabinia.contracts import Channels, Count, InputPath
@@ -389,7 +390,11 @@ def online_products(*, root: InputPath, split: OpenSplit = "train", channels: Ch
 
 @register.source
 def class_folders(
-    *, root: InputPath, split: OpenSplit = "train", train_classes: Count | None = None, channels: Channels = 3
+    *,
+    root: InputPath,
+    split: OpenSplit = "train",
+    train_classes: Annotated[int, Ge(0)] | None = None,
+    channels: Channels = 3,
 ) -> ImageFolder:
     """Images in one folder per class; the first classes are for training, the others for testing.
 
@@ -400,7 +405,8 @@ def class_folders(
     Args:
         root: the folder that holds the class folders, which are searched like those of ``image_folder``.
         split: ``train``, ``test``, or ``all`` to train on everything.
-        train_classes: number of classes for training; half of them, rounded down, when not given.
+        train_classes: number of classes for training; half of them, rounded down, when not given. 0: all are for
+            testing.
         channels: 3 for color, 1 for gray; images are converted.
 
     Raises:

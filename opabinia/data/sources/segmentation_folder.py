@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 from annotated_types import Interval
@@ -149,6 +149,8 @@ def segmentation_folder(
     labels: str = "labels",
     image_suffix: str | None = None,
     label_suffix: str = ".png",
+    image_prefix: str = "",
+    label_prefix: str = "",
     list_file: str | None = None,
     classes: list[str] | None = None,
     class_file: InputPath | None = None,
@@ -169,10 +171,13 @@ def segmentation_folder(
     Args:
         root: the folder that holds both.
         images: the folder with images, and its subfolders.
-        labels: the folder with maps in the same subfolders.
+        labels: the folder with maps in the same subfolders; it may be that of the images, if ``label_suffix`` or
+            ``label_prefix`` tells them apart.
         image_suffix: end of the names of images, which is replaced by ``label_suffix``; others are skipped. null: any
             extension of an image.
         label_suffix: end of the names of maps.
+        image_prefix: beginning of the names of images, which is replaced by ``label_prefix``; others are skipped.
+        label_prefix: beginning of the names of maps.
         list_file: a file below the root with the names of the images to use, one per line, without suffix; null: all.
         classes: names of the classes, in the order of their labels.
         class_file: a file with these instead, one per line, optionally followed by the color: ``road 128 64 128``.
@@ -191,18 +196,101 @@ def segmentation_folder(
             are errors that ``broken`` does not allow.
     """
     root = existing_folder(root, "root is the folder that holds images and label maps")
+    names, pixel_labels = _pixel_labels(
+        classes, class_file, colors, values, reduce_zero_label=reduce_zero_label, ignore=ignore, unlisted=unlisted
+    )
+    naming = _Naming(image_prefix, image_suffix, label_prefix, label_suffix)
+    image_files = _list_images(root, images, naming, list_file, holds_maps=images == labels)
+    map_files = [os.fsencode(labels) + name[len(os.fsencode(images)) :] for name in image_files]
+    map_files = [naming.map_of(name) for name in map_files]
+    searched = None if list_file or images == labels else (labels, label_suffix.lower())
+    return _open(root, image_files, map_files, searched, names, pixel_labels, broken, channels)
+
+
+@register.source
+def segmentation_list(
+    *,
+    file: InputPath,
+    root: InputPath | None = None,
+    separator: str | None = None,
+    classes: list[str] | None = None,
+    class_file: InputPath | None = None,
+    colors: list[tuple[Byte, Byte, Byte]] | None = None,
+    values: dict[str, list[PixelValue]] | None = None,
+    reduce_zero_label: bool = False,
+    ignore: list[PixelValue] | None = None,
+    unlisted: Unlisted = "error",
+    broken: BrokenMap = "error",
+    channels: Channels = 3,
+) -> SegmentationFiles:
+    """Images and label maps as a list: a line has the path of an image and that of its map, ``a/1.jpg maps/1.png``.
+
+    Args:
+        file: the list.
+        root: the folder that the paths are relative to; the list's own folder when not given.
+        separator: between both paths; whitespace when not given.
+        classes: names of the classes, in the order of their labels.
+        class_file: a file with these instead; see ``segmentation_folder``, as for all that follow.
+        colors: color of each class (red, green, blue), for maps in color and for drawing.
+        values: the values of each class in the maps; null: the labels.
+        reduce_zero_label: 0 in a map is ignored, and 1 is the first class.
+        ignore: values of pixels without a label; null: 255.
+        unlisted: for values that are neither a class nor ignored: ``error`` or ``ignore``.
+        broken: for images without a map, of another size, or that cannot be read: ``error`` or ``drop``.
+        channels: 3 for color, 1 for gray; images are converted.
+
+    Raises:
+        ValueError: a line does not have two paths, or see ``segmentation_folder``.
+    """
+    file = file.expanduser()
+    root = existing_folder(root or file.parent, "root is the folder that the paths are relative to")
+    names, pixel_labels = _pixel_labels(
+        classes, class_file, colors, values, reduce_zero_label=reduce_zero_label, ignore=ignore, unlisted=unlisted
+    )
+    rows = [(location, line.split(separator)) for location, line in read_lines(file)]
+    wrong = [f"{location} has {plural(len(row), 'field')}" for location, row in rows if len(row) != 2]
+    raise_for_invalid(file, wrong, len(rows), "an image and its map")
+    image_files, map_files = ([os.fsencode(row[side].strip()) for _, row in rows] for side in (0, 1))
+    check_below_root(file, root, image_files)
+    check_below_root(file, root, map_files)
+    return _open(root, image_files, map_files, None, names, pixel_labels, broken, channels)
+
+
+def _pixel_labels(
+    classes: Sequence[str] | None,
+    class_file: Path | None,
+    colors: Sequence[Color] | None,
+    values: Mapping[str, Sequence[int]] | None,
+    *,
+    reduce_zero_label: bool,
+    ignore: Sequence[int] | None,
+    unlisted: Unlisted,
+) -> tuple[list[str], PixelLabels]:
+    """Return the classes, and the labels of the values in maps."""
     names, file_colors = _read_classes(classes, class_file, values)
     colors = file_colors if colors is None else colors
     check_map_classes("classes" if class_file is None else class_file, names)
     if len(colors) not in (0, len(names)):
         raise ValueError(f"colors: {plural(len(colors), 'color')} for {plural(len(names), 'class', 'es')}")
     table = _make_table(names, values, reduce_zero_label, ignore, unlisted)
-    image_files = _list_images(root, images, image_suffix, list_file)
-    map_files = [os.fsencode(labels) + name[len(os.fsencode(images)) :] for name in image_files]
-    map_files = [_stem(name, image_suffix) + os.fsencode(label_suffix) for name in map_files]
+    return names, PixelLabels(table, colors, IGNORE_LABEL if unlisted == "ignore" else -1)
+
+
+def _open(
+    root: Path,
+    image_files: Sequence[bytes],
+    map_files: Sequence[bytes],
+    searched: tuple[str, str] | None,
+    classes: Sequence[str],
+    pixel_labels: PixelLabels,
+    broken: BrokenMap,
+    channels: Channels,
+) -> SegmentationFiles:
+    """Check the files of images and maps, and return the source; ``searched``: the folder and suffix of maps, of which
+    unused ones are reported."""
     sizes, kept, errors = _check_files(root, image_files, map_files)
     check_errors(root, errors.groups(), broken)
-    _report_unused(root, [] if list_file else find_files(root, labels, [label_suffix.lower()]), map_files, errors)
+    _report_unused(root, find_files(root, searched[0], [searched[1]]) if searched else [], map_files, errors)
     if not kept.any():
         raise ValueError(f"{root}: no image is left to train on")
     chosen = np.flatnonzero(kept).tolist()
@@ -211,8 +299,8 @@ def segmentation_folder(
         [image_files[index] for index in chosen],
         [map_files[index] for index in chosen],
         sizes=sizes[kept],
-        classes=names,
-        labels=PixelLabels(table, colors, IGNORE_LABEL if unlisted == "ignore" else -1),
+        classes=classes,
+        labels=pixel_labels,
         errors=errors.groups(),
         channels=channels,
     )
@@ -228,17 +316,26 @@ def _read_classes(
     if (classes is not None) + (class_file is not None) > 1:
         raise ValueError("classes and class_file exclude each other; give one of them")
     if class_file is not None:
-        lines = [text for _, text in read_lines(class_file.expanduser()) if not text.startswith("#")]
-        matches = [re.fullmatch(r"(.+?)[\s,:]+(\d{1,9})[\s,]+(\d{1,9})[\s,]+(\d{1,9}):*", text) for text in lines]
-        if all(matches):
-            rows = [match.groups() for match in matches if match]
-            wrong = [" ".join(row) for row in rows if max(map(int, row[1:])) > 255]
-            raise_for_invalid(class_file, wrong, len(rows), "names with colors from 0 to 255")
-            return [row[0] for row in rows], [(int(row[1]), int(row[2]), int(row[3])) for row in rows]
-        return lines, []
+        return read_class_file(class_file.expanduser())
     if classes is None and values is None:
         raise ValueError("classes: the names of the classes are needed, as a list or in a class_file")
     return list(classes if classes is not None else values or ()), []
+
+
+def read_class_file(file: Path) -> tuple[list[str], list[Color]]:
+    """Read a file with the name of a class in each line, optionally followed by its color; none have one otherwise.
+
+    Raises:
+        ValueError: it cannot be read, or a color is none.
+    """
+    lines = [text for _, text in read_lines(file) if not text.startswith("#")]
+    matches = [re.fullmatch(r"(.+?)[\s,:]+(\d{1,9})[\s,]+(\d{1,9})[\s,]+(\d{1,9}):*", text) for text in lines]
+    if not all(matches):
+        return lines, []
+    rows = [match.groups() for match in matches if match]
+    wrong = [" ".join(row) for row in rows if max(map(int, row[1:])) > 255]
+    raise_for_invalid(file, wrong, len(rows), "names with colors from 0 to 255")
+    return [row[0] for row in rows], [(int(row[1]), int(row[2]), int(row[3])) for row in rows]
 
 
 def _make_table(
@@ -270,19 +367,46 @@ def _make_table(
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
-def _stem(name: bytes, suffix: str | None) -> bytes:
-    return os.path.splitext(name)[0] if suffix is None else name.removesuffix(os.fsencode(suffix))
+class _Naming(NamedTuple):
+    """Beginning and end of the names of images and of maps; None: any extension of an image."""
+
+    image_prefix: str
+    image_suffix: str | None
+    label_prefix: str
+    label_suffix: str
+
+    def stem(self, name: bytes) -> bytes:
+        """Return the path of an image without its end."""
+        suffix = self.image_suffix
+        return os.path.splitext(name)[0] if suffix is None else name.removesuffix(os.fsencode(suffix))
+
+    def map_of(self, name: bytes) -> bytes:
+        """Return the path of the map of an image in the same folder."""
+        folder, base = os.path.split(self.stem(name))
+        base = os.fsencode(self.label_prefix) + base.removeprefix(os.fsencode(self.image_prefix))
+        return os.path.join(folder, base + os.fsencode(self.label_suffix))
+
+    def is_map(self, name: bytes) -> bool:
+        """Return whether a file has the name of a map."""
+        base = os.path.basename(name)
+        return base.startswith(os.fsencode(self.label_prefix)) and base.endswith(os.fsencode(self.label_suffix))
 
 
-def _list_images(root: Path, folder: str, suffix: str | None, list_file: str | None) -> list[bytes]:
-    """Return the paths of images below the root: all in the folder, or those in the list."""
+def _list_images(root: Path, folder: str, naming: _Naming, list_file: str | None, *, holds_maps: bool) -> list[bytes]:
+    """Return the paths of images below the root: all in the folder, or those in the list. ``holds_maps``: the maps are
+    in the same folder."""
     existing_folder(root / folder, "images is the folder with the images")
+    suffix = naming.image_suffix
     files = find_files(root, folder, EXTENSIONS if suffix is None else [suffix.lower()])
+    if naming.image_prefix:
+        files = [name for name in files if os.path.basename(name).startswith(os.fsencode(naming.image_prefix))]
+    if holds_maps:
+        files = [name for name in files if not naming.is_map(name)]
     if list_file is None:
         if not files:
             raise ValueError(f"{root / folder} has no image ({', '.join(EXTENSIONS) if suffix is None else suffix})")
         return files
-    by_stem = {_stem(name, suffix): name for name in files}
+    by_stem = {naming.stem(name): name for name in files}
     stems = [os.path.join(os.fsencode(folder), os.fsencode(text)) for _, text in read_lines(root / list_file)]
     check_below_root(root / list_file, root, stems)
     return [by_stem.get(stem, stem + os.fsencode(suffix or ".jpg")) for stem in stems]

@@ -40,9 +40,14 @@ class Table(ImageFiles):
         root: the folder that the paths are relative to; the list's own folder when not given.
         path: the column with the paths.
         label: the column with the labels.
-        classes: labels in the order of their numbers; all that occur, sorted (integers by value), when not given.
+        suffix: added to each path, such as ``.jpg``.
+        label_columns: in place of ``label``: a column for each class, with 1 if an image has it and 0 (or -1) if not.
+        classes: labels in the order of their numbers; all that occur in the list, sorted (integers by value), or
+            ``label_columns``, when not given.
         multi_label: an image may have several labels, or none, in one cell: separated, or as a list.
         separator: between several labels in a cell.
+        split: use the rows with this value in ``split_column``; null: all rows.
+        split_column: the column with the split of each row.
         channels: 3 for color, 1 for gray; images are converted.
 
     Raises:
@@ -57,23 +62,40 @@ class Table(ImageFiles):
         root: InputPath | None = None,
         path: str = "path",
         label: str = "label",
+        suffix: str = "",
+        label_columns: list[str] | None = None,
         classes: list[str] | None = None,
         multi_label: bool = False,
         separator: Annotated[str, MinLen(1)] = "|",
+        split: str | None = None,
+        split_column: str = "split",
         channels: Channels = 3,
     ) -> None:
         self.file = file = file.expanduser()
         locations: list[str] = []
         paths: list[str] = []
         labels: list[list[str]] = []
-        for location, row in read_rows(file, (path, label)):
+        all_labels, splits = set[str](), set[str]()
+        columns = [path, *(label_columns or [label]), *([split_column] if split is not None else [])]
+        for location, row in read_rows(file, columns):
+            place = f"{file}, {location}"
+            if label_columns:
+                names = _marked_labels(row, label_columns, place, multi_label=multi_label)
+            else:
+                names = _split_labels(row[label], f"{place}: {label}", separator if multi_label else None)
+            all_labels.update(names)
+            if split is not None:
+                splits.add(row_split := cell_text(row[split_column], f"{place}: {split_column}"))
+                if row_split != split:
+                    continue
             locations.append(location)
-            paths.append(cell_text(row[path], f"{file}, {location}: {path}"))
-            labels.append(_split_labels(row[label], f"{file}, {location}: {label}", separator if multi_label else None))
+            paths.append(cell_text(row[path], f"{place}: {path}") + suffix)
+            labels.append(names)
         if not paths:
-            raise ValueError(f"{file} lists no images")
+            listed = f" of split {split!r}; splits: {', '.join(sorted(splits)[:9])}" if splits else ""
+            raise ValueError(f"{file} lists no images{listed}")
         if classes is None:
-            classes = sort_names({name for names in labels for name in names})
+            classes = label_columns or sort_names(all_labels)
         if not classes:
             raise ValueError(f"{file}: no image has a label in the column {label!r}, and classes is empty")
         by_name = class_indices(classes)
@@ -99,6 +121,21 @@ def _split_labels(value: Any, where: str, separator: str | None) -> list[str]:
         cells = str(value).split(separator) if value is not None and str(value).strip() else []
     # JSON may hold names of files, and so of folders, that are not valid UTF-8.
     return [decode_name(os.fsencode(cell_text(cell, where))) for cell in cells]
+
+
+def _marked_labels(row: Mapping[str, Any], columns: Sequence[str], where: str, *, multi_label: bool) -> list[str]:
+    """Return the columns with 1 in a row.
+
+    Raises:
+        ValueError: a value is none of 1, 0 and -1, or there is not exactly one 1 without ``multi_label``.
+    """
+    marks = {column: cell_text(row[column], f"{where}: {column}").removesuffix(".0") for column in columns}
+    if wrong := [column for column, mark in marks.items() if mark not in ("0", "1", "-1")]:
+        raise ValueError(f"{where}: {wrong[0]} is {marks[wrong[0]]!r:.60}, expected 1 or 0")
+    names = [column for column, mark in marks.items() if mark == "1"]
+    if len(names) != 1 and not multi_label:
+        raise ValueError(f"{where}: {len(names)} of the columns have 1, expected one; several need multi_label: true")
+    return names
 
 
 # --- pairs ------------------------------------------------------------------------------------------------------------
@@ -187,7 +224,7 @@ def identity_table(
     identity: str = "identity",
     camera: str | None = "camera",
     view: str | None = None,
-    split_column: str = "split",
+    split_column: str | None = "split",
     channels: Channels = 3,
 ) -> ImageFiles:
     """Images, their identities and their splits as a list: .csv, .tsv, .jsonl or .parquet.
@@ -207,7 +244,7 @@ def identity_table(
         camera: the column with the cameras; null if there is none. Images of the query's identity by the query's own
             camera are ignored in its ranking.
         view: the column with the views; null if there is none.
-        split_column: the column with the split of each row.
+        split_column: the column with the split of each row; null: all rows are for ``train``.
         channels: 3 for color, 1 for gray; images are converted.
 
     Raises:
@@ -219,21 +256,24 @@ def identity_table(
     names = [name for name in (path, identity, camera, view, split_column) if name is not None]
     entries: list[tuple[str, str]] = []
     rows: list[dict[str, str]] = []
+    subsets_of_rows: list[str] = []
     for location, row in read_rows(file, names):
         texts = {name: cell_text(row[name], f"{file}, {location}: {name}") for name in names}
-        if (subset := texts[split_column]) not in SUBSETS:
+        subset = texts[split_column] if split_column else "train"
+        if subset not in SUBSETS:
             raise ValueError(f"{file}, {location}: {split_column} is {subset!r}, none of {', '.join(SUBSETS)}")
         entries.append((location, texts[path]))
+        subsets_of_rows.append(subset)
         rows.append(texts)
     if not rows:
         raise ValueError(f"{file} lists no images")
     check_files_exist(file, root, entries)
     cameras, views = _number(rows, camera), _number(rows, view)
     subsets: dict[str, list[ReidImage]] = defaultdict(list)
-    for row in rows:
+    for row, subset in zip(rows, subsets_of_rows, strict=True):
         camera_number = cameras[row[camera]] if camera else None
         view_number = views[row[view]] if view else None
-        subsets[row[split_column]].append(ReidImage(os.fsencode(row[path]), row[identity], camera_number, view_number))
+        subsets[subset].append(ReidImage(os.fsencode(row[path]), row[identity], camera_number, view_number))
     listing = _select(file, split, subsets)
     return identity_files(root, listing, cameras=len(cameras), views=len(views), channels=channels)
 

@@ -41,6 +41,8 @@ def voc(
     *,
     root: InputPath,
     split: str | None = "train",
+    images: str = "JPEGImages",
+    annotations: str = "Annotations",
     classes: list[str] | None = None,
     difficult: Literal["ignore", "learn"] = "ignore",
     empty: Empty = "keep",
@@ -56,6 +58,8 @@ def voc(
     Args:
         root: the folder with these, such as ``VOCdevkit/VOC2007``.
         split: the list in ``ImageSets/Main``; null takes every XML file.
+        images: the folder with the images; those of ``root`` itself if there is none.
+        annotations: the folder with the XML files; those of ``root`` itself if there is none.
         classes: names in the order of their labels; objects of others are dropped. When not given the 20 of VOC, or,
             if an XML file of any split has others, all that occur, sorted.
         difficult: ``ignore`` does not train on difficult objects; ``learn`` does, as detectron2. Evaluation ignores
@@ -69,7 +73,7 @@ def voc(
         ValueError: a folder or list is missing, or there are errors that ``broken`` does not allow.
     """
     root = existing_folder(root, "root is the folder that holds Annotations and JPEGImages")
-    folder = root / "Annotations" if (root / "Annotations").is_dir() else root
+    folder = root / annotations if (root / annotations).is_dir() else root
     stems = sorted(file.stem for file in folder.glob("*.xml"))
     if not stems:
         raise ValueError(f"{folder} has no XML files")
@@ -77,7 +81,7 @@ def voc(
     if split is not None and not file.parent.is_dir():
         raise ValueError(f"split: {root} has no folder ImageSets/Main with lists; split: null reads all XML files")
     chosen = stems if split is None else [fields[0] for _, fields in read_fields(file, "name")]
-    images = _image_names(root, chosen)
+    names_of_images = _image_names(root, images, chosen)
     listing = DetectionListing(file=file, root=root, noun="object")
     names: set[str] = set()
     for stem, count in Counter(chosen).items():
@@ -86,13 +90,13 @@ def voc(
         content = _read_file(folder, stem, listing.errors)
         if content is not None:
             size, objects = content
-            image = listing.add_image(images[stem], size)
+            image = listing.add_image(names_of_images[stem], size)
             for number, (name, box, is_difficult) in enumerate(objects, 1):
                 trainable = difficult == "learn" or not is_difficult
                 listing.add(image, number, name, box, crowd=is_difficult, trainable=trainable)
                 names.add(name)
     if classes is None:  # the same for all splits
-        others = [_read_file(folder, stem, ErrorCollector()) for stem in stems if stem not in images]
+        others = [_read_file(folder, stem, ErrorCollector()) for stem in stems if stem not in names_of_images]
         names |= {name for content in others if content for name, _, _ in content[1]}
         classes = list(CLASSES) if names <= set(CLASSES) else sort_names(names)
     pick_classes(file, classes, None)
@@ -120,10 +124,10 @@ def _read_file(
         return None
 
 
-def _image_names(root: Path, stems: Sequence[str]) -> dict[str, bytes]:
+def _image_names(root: Path, images: str, stems: Sequence[str]) -> dict[str, bytes]:
     """Return the paths below the root of the images with these names, whatever their suffixes."""
-    separate = (root / "JPEGImages").is_dir()
-    folder, prefix = (root / "JPEGImages", b"JPEGImages/") if separate else (root, b"")
+    separate = (root / images).is_dir()
+    folder, prefix = (root / images, os.fsencode(f"{images}/")) if separate else (root, b"")
     names = {os.path.splitext(name)[0]: name for name in sorted(os.listdir(os.fsencode(folder))) if is_image_file(name)}
     if not separate and (unlabeled := len(names.keys() - set(map(os.fsencode, stems)))):
         log.warning("%s: %s without an XML file skipped", root, plural(unlabeled, "image"))

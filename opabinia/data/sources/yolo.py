@@ -36,6 +36,7 @@ def yolo(
     data: InputPath,
     split: str = "train",
     root: InputPath | None = None,
+    names: list[str] | None = None,
     masks: bool = False,
     oriented: bool = False,
     classes: list[str] | None = None,
@@ -51,9 +52,10 @@ def yolo(
     from the images' headers. A sample's id is its path below the root.
 
     Args:
-        data: the ``data.yaml``.
-        split: its key to use: ``train``, ``val``, ``test``.
+        data: the ``data.yaml``; or, with ``names``, a folder of images.
+        split: key of ``data.yaml`` to use: ``train``, ``val``, ``test``.
         root: the folder that its paths are relative to; its ``path``, or else its own folder, when not given.
+        names: names of the classes in the order of their numbers, for a dataset without a ``data.yaml``.
         masks: read polygons; every line must have one.
         oriented: oriented boxes (Ultralytics' OBB): the rectangles of minimum area around the polygons; without
             ``masks``.
@@ -69,22 +71,22 @@ def yolo(
     """
     data = data.expanduser()
     check_not_both(masks, oriented)
-    content, names = _read_yaml(data)
+    content, class_names = _read_classes(data, names, split)
     root = (
         root.expanduser() if root else data.parent / os.path.expanduser(_text(data, "path", content.get("path") or "."))
     )
     if not root.is_dir():
         path = shortened(content.get("path"))
         raise ValueError(f"{data}: path {path} leads to {root}, which is not a folder; set root")
-    if "nc" in content and content["nc"] != len(names):
-        raise ValueError(f"{data}: nc is {shortened(content['nc'])}, but {len(names)} classes have names")
-    class_numbers = list(names)
-    chosen = [class_numbers[index] for index in pick_classes(data, list(names.values()), classes)]
-    labels = dict.fromkeys(names, -1) | {number: label for label, number in enumerate(chosen)}
+    if "nc" in content and content["nc"] != len(class_names):
+        raise ValueError(f"{data}: nc is {shortened(content['nc'])}, but {len(class_names)} classes have names")
+    class_numbers = list(class_names)
+    chosen = [class_numbers[index] for index in pick_classes(data, list(class_names.values()), classes)]
+    labels = dict.fromkeys(class_names, -1) | {number: label for label, number in enumerate(chosen)}
     listing = DetectionListing(
         file=data,
         root=root,
-        classes=[names[number] for number in chosen],
+        classes=[class_names[number] for number in chosen],
         category_ids=chosen,
         masks=masks,
         oriented=oriented,
@@ -100,8 +102,26 @@ def yolo(
 # --- data.yaml --------------------------------------------------------------------------------------------------------
 
 
-def _read_yaml(data: Path) -> tuple[dict[str, Any], dict[int, str]]:
-    """Return the content, and the names of the classes by their number, ascending."""
+def _read_classes(data: Path, names: list[str] | None, split: str) -> tuple[dict[str, Any], dict[int, str]]:
+    """Return the content of ``data.yaml``, or what it would be for a folder, and the names of the classes.
+
+    Raises:
+        ValueError: it cannot be read, or a folder comes without names, or a file with names.
+    """
+    if data.is_dir() != (names is not None):
+        reason = "has the names of the classes itself" if names else "is a folder: names gives the names of its classes"
+        raise ValueError(f"{data} {reason}")
+    if names is None:
+        return read_data_yaml(data)
+    return {split: os.path.abspath(data)}, dict(enumerate(names))
+
+
+def read_data_yaml(data: Path) -> tuple[dict[str, Any], dict[int, str]]:
+    """Return the content of a ``data.yaml``, and the names of the classes by their number, ascending.
+
+    Raises:
+        ValueError: it is not such a file.
+    """
     yaml_text = read_text(data)
     try:
         content = _load_yaml(yaml_text)
@@ -201,7 +221,7 @@ class _Line(NamedTuple):
 
 def _add_objects(listing: DetectionListing, labels: Mapping[int, int]) -> None:
     """Add the objects of all images; ``labels`` has the label of each class number, -1 of those that are not used."""
-    files = [_label_file(name) for name in listing.names]
+    files = [label_file(name) for name in listing.names]
     exist = files_exist(listing.root, files)
     if files and not exist.any():
         expected = os.fsdecode(files[0])
@@ -226,7 +246,7 @@ def _add_objects(listing: DetectionListing, labels: Mapping[int, int]) -> None:
                 listing.add(image, number, labels[int(line.number)], box, polygons=[polygon])
 
 
-def _label_file(name: bytes) -> bytes:
+def label_file(name: bytes) -> bytes:
     """Return ``labels/a/1.txt`` for ``images/a/1.jpg`` (the last ``images`` counts); else a path beside the image."""
     before, folder, after = (b"/" + name).rpartition(b"/images/")
     path = before + b"/labels/" + after if folder else b"/" + name

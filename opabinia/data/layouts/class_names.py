@@ -1,0 +1,72 @@
+"""Files with the names of classes, for annotations that have numbers only."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from opabinia.data.layouts.folder import Folder, UnreadableLayout
+from opabinia.data.sources.list_files import read_lines
+from opabinia.data.sources.segmentation_base import Color
+from opabinia.data.sources.segmentation_folder import read_class_file
+from opabinia.data.sources.yolo import read_data_yaml
+
+_NAMES = (
+    *("classes.txt", "labels.txt", "labelmap.txt", "label_colors.txt", "class_names.txt", "names.txt", "codes.txt"),
+    *("obj.names", "class_dict.csv", "_classes.csv", "classes.csv", "label_names.txt", "categories.txt"),
+)
+
+ClassNames = tuple[Sequence[str], Sequence[Color]]
+"""Names of classes, and a color for each, or none at all."""
+
+
+def find_class_names(folder: Folder, places: Sequence[str]) -> tuple[ClassNames, str] | None:
+    """Return the names of classes in a file in the folder or in one of ``places`` below it, and its name.
+
+    Raises:
+        UnreadableLayout: the file cannot be read.
+    """
+    for place in dict.fromkeys(["", *places]):
+        inner = folder.whole.sub(place)
+        by_name = {name.lower(): name for name in inner.files}
+        for name in _NAMES:
+            if name in by_name:
+                path = f"{place}/{by_name[name]}".lstrip("/")
+                try:
+                    return _read(folder.path / path), path
+                except ValueError as error:
+                    raise UnreadableLayout(str(error)) from error
+        for name in inner.named(".yaml", ".yml"):
+            with suppress(ValueError):
+                return (list(read_data_yaml(inner.path / name)[1].values()), []), f"{place}/{name}".lstrip("/")
+    return None
+
+
+def _read(file: Path) -> ClassNames:
+    """Read a file with a name in each line, with its color or number if need be."""
+    if file.suffix.lower() == ".csv":
+        return _read_csv(file)
+    names, colors = read_class_file(file)
+    parts = [name.split(maxsplit=1) for name in names]
+    if all(len(part) == 2 and part[0].rstrip(":") == str(number) for number, part in enumerate(parts)):
+        names = [part[1] for part in parts]
+    return [name for name in names if name != "__ignore__"], colors  # of LabelMe's converter: the value 255
+
+
+def _read_csv(file: Path) -> ClassNames:
+    """Read lines of a name and a color, or of a value and a name in either order, after a line of column names."""
+    rows = [next(csv.reader([line])) for _, line in read_lines(file)]
+    rows = [[cell.strip() for cell in row] for row in rows]
+    colored = [row for row in rows if len(row) == 4 and all(re.fullmatch(r"\d{1,3}", cell) for cell in row[1:])]
+    if colored:
+        return [row[0] for row in colored], [(int(row[1]), int(row[2]), int(row[3])) for row in colored]
+    numbered = [row if row[0].isdecimal() else row[::-1] for row in rows if len(row) == 2]
+    numbered = sorted((row for row in numbered if row[0].isdecimal()), key=lambda row: int(row[0]))
+    if numbered and [int(row[0]) for row in numbered] == list(range(len(numbered))):
+        return [row[1] for row in numbered], []
+    if all(len(row) == 1 for row in rows):
+        return [row[0] for row in rows], []
+    raise ValueError(f"{file} has no names of classes; expected lines such as road,128,64,128 or 0,road")

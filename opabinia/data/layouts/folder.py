@@ -1,0 +1,174 @@
+"""A folder of data as readers of layouts see it: names of files and folders, listed when they are asked for."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Collection, Iterator, Sequence
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+
+from opabinia.data.decoding.images import EXTENSIONS as IMAGES
+from opabinia.runtime.local_copies import is_placeholder
+
+SPLITS = {
+    "train": ("train", "training", "train2017", "train2014"),
+    "val": ("val", "valid", "validation", "dev", "val2017", "val2014"),
+    "test": ("test", "testing", "test2017", "test2014"),
+}
+"""Names of folders and files of each split, in lower case."""
+
+WALKED = 200_000
+"""Entries of a folder tree that are looked at, at most."""
+
+_DATA = (*IMAGES, ".csv", ".tsv", ".json", ".jsonl", ".parquet", ".xml", ".yaml", ".yml", ".tar", ".zip", ".gz")
+"""Suffixes of files that are mentioned if they are not read."""
+
+
+class UnreadableLayout(ValueError):
+    """The files have a layout that is known, and something in it is broken or missing. The text names the place."""
+
+
+def split_of(name: str) -> str | None:
+    """Return the split that a name stands for: ``train``, ``val`` or ``test``."""
+    return next((split for split, names in SPLITS.items() if name.lower() in names), None)
+
+
+class Folder:
+    """A folder, or a single file in it.
+
+    Names are sorted, hidden ones are skipped, symbolic links are followed unless they lead to a parent folder.
+
+    Args:
+        path: the local folder.
+        text: the folder as a config names it: a path, or a URL.
+        only: the only file that readers look for.
+        parents: status of the folders that it is in.
+    """
+
+    def __init__(
+        self, path: Path, text: str, *, only: str | None = None, parents: Sequence[os.stat_result] = ()
+    ) -> None:
+        self.path, self.text, self.only = path, text, only
+        self._parents = parents
+        self._children: dict[str, Folder] = {}
+
+    @cached_property
+    def _entries(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        files: list[str] = []
+        folders: list[str] = []
+        try:
+            with os.scandir(self.path) as entries:
+                for entry in entries:
+                    if not entry.name.startswith("."):
+                        (folders if entry.is_dir() else files).append(entry.name)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise UnreadableLayout(
+                f"{os.fsdecode(error.filename or self.path)} cannot be searched: {reason}"
+            ) from error
+        return tuple(sorted(files)), tuple(sorted(folders))
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Names of the files."""
+        return self._entries[0] if self.only is None else (self.only,)
+
+    @property
+    def folders(self) -> tuple[str, ...]:
+        """Names of the folders; none if a single file was given."""
+        return self._entries[1] if self.only is None else ()
+
+    @property
+    def whole(self) -> Folder:
+        """The folder with all of its files, also if a single one was given."""
+        return self if self.only is None else Folder(self.path, self.text, parents=self._parents)
+
+    def sub(self, name: str) -> Folder:
+        """Return a folder in it; ``name`` may have several parts, and may be empty for the folder itself."""
+        first, _, rest = name.partition("/")
+        if not first:
+            return self
+        if first not in self._children:
+            parents = [*self._parents, os.stat(self.path)]
+            self._children[first] = Folder(self.path / first, self.at(first), parents=parents)
+        return self._children[first].sub(rest)
+
+    def at(self, name: str) -> str:
+        """Return a file or folder in it as a config names it."""
+        return f"{self.text.rstrip('/')}/{name}" if name and self.text != "." else name or self.text
+
+    def find(self, *names: str) -> str | None:
+        """Return the folder whose name is one of ``names`` in lower case, the first of these that there is."""
+        by_name = {folder.lower(): folder for folder in reversed(self.folders)}
+        return next((by_name[name] for name in names if name in by_name), None)
+
+    @cached_property
+    def splits(self) -> dict[str, str]:
+        """The folder of each split that there is: ``{"train": "Training"}``."""
+        found = {split: self.find(*names) for split, names in SPLITS.items()}
+        return {split: name for split, name in found.items() if name is not None}
+
+    def named(self, *suffixes: str) -> list[str]:
+        """Return the names of the files with one of these suffixes, which are in lower case."""
+        return [name for name in self.files if name.lower().endswith(suffixes)]
+
+    def has(self, name: str) -> bool:
+        """Return whether there is a file or folder with this path below it."""
+        try:
+            return (self.path / name).exists()
+        except (OSError, ValueError):  # too long, or with a null character
+            return False
+
+    def tree(self, suffixes: Sequence[str] = IMAGES, limit: int = WALKED) -> list[str]:
+        """Return the paths of the first files at any depth with one of these suffixes, sorted by folder."""
+        return list(islice(self._walk("", tuple(suffixes)), limit))
+
+    def holds(self, suffixes: Sequence[str] = IMAGES) -> bool:
+        """Return whether there is such a file at any depth."""
+        return bool(self.tree(suffixes, 1))
+
+    def _walk(self, prefix: str, suffixes: tuple[str, ...]) -> Iterator[str]:
+        status = os.stat(self.path)
+        if any(os.path.samestat(status, parent) for parent in self._parents):
+            return
+        for name in self.files:
+            if name.lower().endswith(suffixes):
+                yield prefix + name
+        for name in self.folders:
+            yield from self.sub(name)._walk(f"{prefix}{name}/", suffixes)
+
+    def head(self, name: str, size: int = 1 << 16) -> str:
+        """Return the beginning of a file as text.
+
+        Raises:
+            UnreadableLayout: it cannot be read.
+        """
+        try:
+            with (self.path / name).open("rb") as file:
+                return file.read(size).decode("utf-8-sig", "replace")
+        except OSError as error:
+            raise UnreadableLayout(f"{self.at(name)} cannot be read: {error.strerror or error}") from error
+
+    def is_local(self, name: str) -> bool:
+        """Return whether the content of a file is on this machine."""
+        return not is_placeholder(self.path / name)
+
+    def others(self, used: Collection[str]) -> tuple[str, ...]:
+        """Return a remark that names the folders, and the files that may be data, that are not in ``used``."""
+        if self.only is not None:
+            return ()
+        names = [f"{name}/" for name in self.folders if name not in used]
+        names += [name for name in self.named(*_DATA) if name not in used]
+        listed = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+        return (f"not read: {listed}",) if names else ()
+
+    def command(self, *options: str) -> str:
+        """Return the command that trains on it with these options."""
+        return shlex.join(["opabinia", "train", self.at(self.only or ""), *options])
+
+
+def listed(names: Sequence[str], limit: int = 5) -> str:
+    """Return the first names, separated by commas."""
+    return ", ".join(names[:limit]) + (f" ... ({len(names)} in all)" if len(names) > limit else "")

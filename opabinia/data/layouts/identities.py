@@ -1,0 +1,117 @@
+"""Images with identities: names of files as in Market-1501, lists of published datasets, one folder per identity."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from statistics import median
+from typing import Any
+
+from opabinia.data.decoding.images import EXTENSIONS
+from opabinia.data.layouts.folder import Folder, UnreadableLayout
+from opabinia.data.layouts.layout import Layout, Section
+from opabinia.data.sources.reid_base import MARKET_FOLDERS
+
+_SAMPLED = 100
+_NUMBERED = re.compile(r"(?:[a-z]{1,3}|id|pid|person|identity|object|vehicle|subject)?[ _-]?\d+", re.IGNORECASE)
+"""Names of folders such as 0007, p12 or id_3."""
+
+_LISTED = {
+    "msmt17": ("list_train.txt", "list_query.txt", "list_gallery.txt"),
+    "cuhk03": ("images_labeled", "splits_new_labeled.json"),
+    "veri_wild": ("images", "train_test_split/train_list.txt", "train_test_split/vehicle_info.txt"),
+    "vehicleid": ("image", "train_test_split/train_list.txt", "train_test_split/test_list_800.txt"),
+    "in_shop": ("list_eval_partition.txt",),
+    "online_products": ("Ebay_train.txt", "Ebay_test.txt"),
+}
+"""Files of the sources that read lists of one format each."""
+
+
+def read_named_identities(folder: Folder) -> Iterator[Layout]:
+    """Yield the reading of files whose names begin with identity and camera, in a folder each for training, queries and
+    gallery; or of the lists of published datasets.
+
+    Raises:
+        UnreadableLayout: one of the folders is missing.
+    """
+    subsets = list(MARKET_FOLDERS.values())
+    missing = [name for name in subsets if name not in folder.folders]
+    if missing and "bounding_box_train" in folder.folders:
+        raise UnreadableLayout(f"{folder.text} has a folder bounding_box_train, but no {' and no '.join(missing)}")
+    if not missing:
+        cameras = _largest_camera(folder, subsets)
+        yield _test_layout(folder, "market1501", subsets, "named <identity>_c<camera>", cameras=cameras)
+    veri = ["image_train", "image_query", "image_test"]
+    if all(name in folder.folders for name in veri):
+        yield _test_layout(folder, "veri", veri, "named <identity>_c<camera>")
+    for source, files in _LISTED.items():
+        if folder.only is None and all(folder.has(name) for name in files):
+            yield _test_layout(folder, source, [*folder.folders, *folder.files], f"listed in {files[-1]}")
+
+
+def _test_layout(folder: Folder, source: str, used: Sequence[str], how: str, **options: Any) -> Layout:
+    section = {"name": source, "root": folder.text, **options}
+    return Layout(
+        name=source,
+        task="reid",
+        description=f"identities {how}, with queries and a gallery",
+        train={**section, "split": "train"},
+        test={**section, "split": "test"},
+        notes=folder.others(used),
+    )
+
+
+def _largest_camera(folder: Folder, subsets: Sequence[str]) -> int:
+    """Return the number of cameras in the names of images.
+
+    Raises:
+        UnreadableLayout: a name has none.
+    """
+    largest = 1
+    for subset in subsets:
+        for name in folder.sub(subset).named(*EXTENSIONS):
+            match = re.match(r"(?:-1|\d+)_c(\d{1,6})", name)
+            if match is None:
+                expected = "<identity>_c<camera>..., such as 0002_c1s1_000451_03.jpg"
+                raise UnreadableLayout(f"{folder.at(subset)}: {name} is not named {expected}")
+            largest = max(largest, int(match[1]))
+    return largest
+
+
+# --- folders ----------------------------------------------------------------------------------------------------------
+
+
+def may_be_identities(folder: Folder, names: Sequence[str]) -> bool:
+    """Return whether class folders may be identities: there are many with few images, or their names are numbers."""
+    step = max(1, len(names) // _SAMPLED)
+    few = median(len(folder.sub(name).tree(EXTENSIONS, 200)) for name in names[::step])
+    numbered = sum(_NUMBERED.fullmatch(name) is not None for name in names) > len(names) / 2
+    return (len(names) >= 50 and few <= 20) or (len(names) >= 20 and numbered and few <= 100)
+
+
+def identity_layout(folder: Folder, classes: Layout, *, name: str) -> Layout:
+    """Return the reading of class folders as identities.
+
+    Args:
+        folder: the folder.
+        classes: its reading as classes.
+        name: the name of the layout.
+    """
+    splits = {split: folder.at(folder.splits.get(split, "")) for split in ("train", "val", "test")}
+
+    def section(split: str, given: Section | None) -> Section | None:
+        place = folder.sub(folder.splits.get(split, ""))
+        if given is None or all(len(place.sub(name).tree(EXTENSIONS, 2)) < 2 for name in place.folders):
+            return None  # no query would have a match
+        return {"name": "class_folders", "root": splits[split], "split": "test", "train_classes": 0}
+
+    return replace(
+        classes,
+        name=name,
+        task="reid",
+        description=classes.description.replace("class folders", "folders of one identity each"),
+        train={"name": "class_folders", "root": splits["train"], "split": "all"},
+        val=section("val", classes.val),
+        test=section("test", classes.test),
+    )

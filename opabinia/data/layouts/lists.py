@@ -1,0 +1,320 @@
+"""Lists of images with labels or identities: the columns are recognized by their content."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from opabinia.data.decoding.images import EXTENSIONS
+from opabinia.data.layouts.folder import Folder, UnreadableLayout, listed, split_of
+from opabinia.data.layouts.layout import Layout
+from opabinia.data.layouts.readings import check_training, make_layout
+from opabinia.data.sources.file_names import sort_names
+from opabinia.data.sources.list_files import read_rows
+from opabinia.data.sources.table import SUBSETS
+
+_SAMPLED = 1000
+"""Rows that are read to recognize columns."""
+_LABELS = (
+    *("label", "labels", "class", "classes", "class_name", "category", "target", "tags", "species", "breed"),
+    *("label_name", "classname", "y", "diagnosis", "name"),
+)
+_IDENTITIES = ("identity", "pid", "person_id", "individual_id", "vehicle_id", "identity_id", "object_id", "person")
+_CAMERAS = ("camera", "camid", "cam", "camera_id", "cam_id")
+_SPLIT_COLUMNS = ("split", "subset", "set", "partition", "phase", "usage")
+_BOXES = ({"xmin", "ymin"}, {"x_min", "y_min"}, {"x1", "y1"}, {"bbox"}, {"left", "top"})
+_SEPARATORS = ("|", ";", ",", " ")
+
+
+@dataclass(frozen=True)
+class _List:
+    """A list of images.
+
+    Attributes:
+        name: the file.
+        path: the column of paths.
+        root: the folder that the paths are relative to.
+        suffix: that they need.
+        rows: the first ones.
+    """
+
+    name: str
+    path: str
+    root: str
+    suffix: str
+    rows: Sequence[Mapping[str, Any]]
+
+    def values(self, column: str) -> list[Any]:
+        """Return the values in a column."""
+        return [row.get(column) for row in self.rows]
+
+    def column(self, names: Sequence[str]) -> str | None:
+        """Return the column whose name is one of ``names`` in lower case."""
+        columns = {column.strip().lower(): column for column in self.rows[0]}
+        return next((columns[name] for name in names if name in columns and columns[name] != self.path), None)
+
+
+def read_lists(folder: Folder) -> Iterator[Layout]:
+    """Yield the reading of lists of images: with labels, or with identities.
+
+    Raises:
+        UnreadableLayout: it is not clear which column has the labels, or the lists of splits do not fit together.
+    """
+    tables = [table for name in _candidates(folder) if (table := _read_list(folder, name)) is not None]
+    if not tables:
+        return
+    if any(table.column(_IDENTITIES) for table in tables):
+        yield from _identities(folder, tables)
+        return
+    by_split: dict[str, _List] = {}
+    unnamed = [table for table in tables if _split_of_file(table.name) is None]
+    for table in tables:
+        split = _split_of_file(table.name)
+        if split is not None and (split != "test" or _label_options(folder, table, needed=False) is not None):
+            by_split.setdefault(split, table)
+    if not by_split and len(unnamed) == 1:
+        yield from _one_list(folder, unnamed[0])
+        return
+    if not by_split:
+        for table in unnamed:
+            options = _label_options(folder, table, needed=False)
+            if options is not None:
+                section = _section(folder, table) | options
+                stem = os.path.splitext(os.path.basename(table.name))[0]
+                yield make_layout(
+                    f"list_{stem}", "classification", f"images and labels listed in {table.name}", {"train": section}
+                )
+        return
+    yield from _split_lists(folder, by_split)
+
+
+def _candidates(folder: Folder) -> list[str]:
+    suffixes = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
+    places = [
+        "",
+        *(name for name in folder.folders if name.lower() in ("annotations", "labels", "lists", "splits", "meta")),
+    ]
+    return [f"{place}/{name}".lstrip("/") for place in places for name in folder.sub(place).named(*suffixes)][:20]
+
+
+def _split_of_file(name: str) -> str | None:
+    tokens = re.split(r"[^A-Za-z0-9]+", os.path.splitext(name)[0])
+    return next((split for token in reversed(tokens) if (split := split_of(token))), None)
+
+
+def _read_list(folder: Folder, name: str) -> _List | None:
+    """Return a list of images; None if no column has their paths.
+
+    Raises:
+        UnreadableLayout: it lists boxes.
+    """
+    file = folder.path / name
+    try:
+        columns = _parquet_columns(str(file)) if name.lower().endswith(".parquet") else ()
+        rows = [row for _, row in islice(read_rows(file, columns), _SAMPLED)]
+    except ValueError:
+        return None
+    if not rows:
+        return None
+    place = name.rpartition("/")[0]
+    whole = folder.whole
+    roots = dict.fromkeys([place, "", "images", "image", "imgs", "img", "data", *whole.folders[:50]])
+    for column in rows[0]:
+        values = [str(row.get(column) or "").strip() for row in rows[:20]]
+        for suffix in ("", *EXTENSIONS) if all(values) else ():
+            names = [value + suffix for value in values]
+            if not all(name.lower().endswith(EXTENSIONS) for name in names):
+                continue
+            for root in roots:
+                if sum(whole.has(f"{root}/{name}".lstrip("/")) for name in names) >= 0.8 * len(names):
+                    if any(boxes <= {key.strip().lower() for key in rows[0]} for boxes in _BOXES):
+                        raise UnreadableLayout(
+                            f"{folder.at(name)} lists boxes, which are read from COCO's, YOLO's and Pascal VOC's "
+                            "formats only; convert it to one of them"
+                        )
+                    return _List(name, column, root, suffix, rows)
+    return None
+
+
+def _parquet_columns(file: str) -> list[str]:
+    try:
+        from pyarrow import ArrowException, parquet
+    except ImportError:
+        return []
+    try:
+        with parquet.ParquetFile(file) as table:
+            return [
+                column.name
+                for column in table.schema_arrow
+                if str(column.type) in ("string", "int64", "int32", "large_string")
+            ]
+    except (ArrowException, OSError):
+        return []
+
+
+def _section(folder: Folder, table: _List) -> dict[str, Any]:
+    """Return the source without the column of labels."""
+    section: dict[str, Any] = {"name": "table", "file": folder.at(table.name)}
+    if table.root != table.name.rpartition("/")[0]:
+        section["root"] = folder.at(table.root)
+    section |= {"path": table.path} if table.path != "path" else {}
+    return section | ({"suffix": table.suffix} if table.suffix else {})
+
+
+# --- labels -----------------------------------------------------------------------------------------------------------
+
+
+def _label_options(folder: Folder, table: _List, *, needed: bool = True) -> dict[str, Any] | None:
+    """Return the options of the source ``table`` for the labels; None if there are none and none are ``needed``.
+
+    Raises:
+        UnreadableLayout: it is not clear which column has them.
+    """
+    column = table.column(_LABELS)
+    others = [name for name in table.rows[0] if name != table.path and name.lower() not in _SPLIT_COLUMNS]
+    if column is None:
+        marks = [
+            name
+            for name in others
+            if {str(value).removesuffix(".0") for value in table.values(name)} <= {"0", "1", "-1"}
+        ]
+        if len(marks) >= 2:
+            counts = {sum(str(row[name]).startswith("1") for name in marks) for row in table.rows}
+            return {"label_columns": marks} | ({"multi_label": True} if counts != {1} else {})
+        repeated = [name for name in others if _is_repeated(table.values(name))]
+        if len(repeated) > 1 and needed:
+            raise UnreadableLayout(
+                f"{folder.at(table.name)}: the columns {listed(repeated)} may be the labels; call one of them label"
+            )
+        column = repeated[0] if len(repeated) == 1 else None
+    if column is None:
+        if needed:
+            raise UnreadableLayout(
+                f"{folder.at(table.name)} has paths of images ({table.path}), and no column with labels among "
+                f"{listed(others) or 'its columns'}; call it label"
+            )
+        return None
+    named = {"label": column} if column != "label" else {}
+    return named | _several(column, table.values(column))
+
+
+def _is_repeated(values: Sequence[Any]) -> bool:
+    """Return whether values may be labels: there are at least two, few compared with the rows, and no fractions."""
+    texts = [str(value).strip() for value in values]
+    distinct = {*texts}
+    return 2 <= len(distinct) <= len(texts) / 2 and not any(
+        re.fullmatch(r"-?\d*\.\d*[1-9]\d*", text) for text in distinct
+    )
+
+
+def _several(column: str, values: Sequence[Any]) -> dict[str, Any]:
+    """Return the options for cells with several labels."""
+    if any(isinstance(value, list) for value in values):
+        return {"multi_label": True}
+    texts = {str(value).strip() for value in values if value is not None}
+    for separator in _SEPARATORS:
+        if separator == " " and column.lower() not in ("labels", "tags"):
+            continue
+        parts = {part.strip() for text in texts for part in text.split(separator)}
+        if any(separator in text for text in texts) and len(parts) < len(texts):
+            return {"multi_label": True, "separator": separator}
+    return {"multi_label": True} if any(value in (None, "") for value in values) else {}
+
+
+def _one_list(folder: Folder, table: _List) -> Iterator[Layout]:
+    """Yield the reading of one list, which may have a column with the split."""
+    section = _section(folder, table) | (_label_options(folder, table) or {})
+    sections: dict[str, dict[str, Any]] = {"train": section}
+    column = table.column(_SPLIT_COLUMNS)
+    if column is not None:
+        values = {str(row[column]).strip() for _, row in read_rows(folder.path / table.name, [column])}
+        splits = {split: value for value in sorted(values) if (split := split_of(value))}
+        options = {"split_column": column} if column != "split" else {}
+        sections = {split: section | {"split": value} | options for split, value in splits.items()} or sections
+        check_training(folder, sections, f"the column {column} should have rows of train")
+    description = f"images and labels listed in {table.name}"
+    notes = folder.others([table.name.partition("/")[0], table.root.partition("/")[0], *_top_folders(table)])
+    yield make_layout("list", "classification", description, sections, notes=notes)
+
+
+def _top_folders(table: _List) -> set[str]:
+    return {str(value).partition("/")[0] for value in table.values(table.path)} if not table.root else set()
+
+
+def _split_lists(folder: Folder, by_split: Mapping[str, _List]) -> Iterator[Layout]:
+    """Yield the reading of a list for each split."""
+    check_training(folder, {split: {} for split in by_split}, "expected train.csv")
+    sections = {
+        split: _section(folder, table) | (_label_options(folder, table) or {}) for split, table in by_split.items()
+    }
+    classes = _labels(folder, by_split["train"], sections["train"])
+    for split, table in by_split.items():
+        present = _labels(folder, table, sections[split])
+        if new := [name for name in present if name not in classes]:
+            raise UnreadableLayout(
+                f"{folder.at(table.name)}: {listed(new)} are no labels in {by_split['train'].name} ({listed(classes)})"
+            )
+        if present != classes:
+            sections[split]["classes"] = classes
+    names = [table.name for table in by_split.values()]
+    used = {
+        part.partition("/")[0] for table in by_split.values() for part in (table.name, table.root, *_top_folders(table))
+    }
+    description = f"images and labels of {len(classes)} classes listed in {listed(names)}"
+    yield make_layout("list", "classification", description, sections, notes=folder.others(used))
+
+
+def _labels(folder: Folder, table: _List, section: Mapping[str, Any]) -> list[str]:
+    """Return all labels in a list, in the order of the source."""
+    if "label_columns" in section:
+        return list(section["label_columns"])
+    column, several = section.get("label", "label"), section.get("multi_label")
+    separator, found = section.get("separator", "|"), set[str]()
+    for _, row in read_rows(folder.path / table.name, [column]):
+        value = row[column]
+        if value is not None:
+            parts = value if isinstance(value, list) else str(value).split(separator) if several else [value]
+            found |= {str(part).strip() for part in parts if str(part).strip()}
+    return sort_names(found)
+
+
+# --- identities -------------------------------------------------------------------------------------------------------
+
+
+def _identities(folder: Folder, tables: Sequence[_List]) -> Iterator[Layout]:
+    """Yield the reading of a list of images with identities.
+
+    Raises:
+        UnreadableLayout: there are several, or its paths have no suffix.
+    """
+    if len(tables) > 1:
+        names = listed([folder.at(table.name) for table in tables])
+        raise UnreadableLayout(f"{names} have identities; expected one list with a column split ({', '.join(SUBSETS)})")
+    table = tables[0]
+    if table.suffix:
+        raise UnreadableLayout(f"{folder.at(table.name)}: write paths with their suffix, {table.suffix}")
+    usual = {"path": table.path, "identity": table.column(_IDENTITIES), "camera": table.column(_CAMERAS)}
+    section = {"name": "identities", "file": folder.at(table.name)}
+    section |= {} if table.root == table.name.rpartition("/")[0] else {"root": folder.at(table.root)}
+    columns: dict[str, Any] = {key: column for key, column in usual.items() if column != key}
+    column = table.column(_SPLIT_COLUMNS)
+    values = {str(row[column]).strip() for _, row in read_rows(folder.path / table.name, [column])} if column else set()
+    if not column or not values <= {*SUBSETS}:
+        note = (
+            [f"the column {column} has {listed(sorted(values))}, not {', '.join(SUBSETS)}, and is not used"]
+            if column
+            else []
+        )
+        sections = {"train": section | columns | {"split_column": None, "split": "train"}}
+    else:
+        note = []
+        columns |= {"split_column": column} if column != "split" else {}
+        sections = {"train": section | columns | {"split": "train"}}
+        if values & {"query", "test"}:
+            sections["test"] = section | columns | {"split": "test"}
+    notes = [*note, *folder.others([table.name.partition("/")[0], table.root.partition("/")[0], *_top_folders(table)])]
+    yield make_layout("identity_list", "reid", f"images and identities listed in {table.name}", sections, notes=notes)

@@ -1,0 +1,400 @@
+"""Images with segmentation maps: folders of both, one folder, lists of pairs, and folders of published datasets."""
+
+from __future__ import annotations
+
+import os
+import re
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any, Literal
+
+from opabinia.data.decoding.images import EXTENSIONS
+from opabinia.data.layouts.class_names import find_class_names
+from opabinia.data.layouts.folder import SPLITS, Folder, UnreadableLayout, listed, split_of
+from opabinia.data.layouts.layout import Layout
+from opabinia.data.layouts.map_values import class_options, looks_like_maps, read_values
+from opabinia.data.layouts.readings import Sections, check_training, make_layout
+
+_MAPS = re.compile(
+    r"mask|label|annot|segm|ground.?truth|target|^maps?|(^|[_ -])(maps?|seg|gts?)($|[_ -])",
+    re.IGNORECASE,
+)
+_IMAGES = re.compile(r"image|im(g|age)s?$|photo|rgb|input|picture|frame|orig", re.IGNORECASE)
+_LOSSLESS = (".png", ".tif", ".tiff", ".bmp", ".gif", ".pgm", ".ppm", ".webp")
+
+
+@dataclass(frozen=True)
+class _Pairing:
+    """How names of images become those of maps: options of the source ``segmentation_folder``."""
+
+    options: Mapping[str, str]
+    matched: int
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Images and maps of a split.
+
+    Attributes:
+        root: the folder of both below the folder.
+        images, labels: below the root.
+        pairing: of their names.
+    """
+
+    root: str
+    images: str
+    labels: str
+    pairing: _Pairing
+
+    def maps(self, folder: Folder) -> list[str]:
+        """Return the paths of the maps."""
+        options = self.pairing.options
+        inner, suffix = folder.sub(self.root).sub(self.labels), options.get("label_suffix", ".png")
+        names = inner.tree((suffix.lower(),))
+        if self.images == self.labels:
+            names = [name for name in names if name.endswith(suffix)]
+        return [str(inner.path / name) for name in names]
+
+    def section(self, folder: Folder) -> dict[str, Any]:
+        """Return the source without its classes."""
+        named = {"images": (self.images, "images"), "labels": (self.labels, "labels")}
+        folders = {key: value for key, (value, usual) in named.items() if value != usual}
+        return {"name": "segmentation_folder", "root": folder.at(self.root), **folders, **self.pairing.options}
+
+
+def read_maps(folder: Folder) -> Iterator[Layout]:
+    """Yield the reading of images and maps.
+
+    Raises:
+        UnreadableLayout: images have no maps, or the values in the maps cannot be read as classes.
+    """
+    if folder.only is not None or _pair_lists(folder):
+        return
+    published = list(_read_published(folder))
+    yield from published
+    if published:
+        return
+    places = _split_places(folder)
+    check_training(folder, {split: {} for split in places}, "expected a folder train")
+    if not places:
+        return
+    paths = [path for place in places.values() for path in place.maps(folder)]
+    found = read_values(paths)
+    train = places["train"]
+    where = folder.sub(train.root).at(train.labels)
+    given = find_class_names(folder, [name for place in places.values() for name in (place.root, place.labels)])
+    options, notes = class_options(where, found, given)
+    sections = {split: place.section(folder) | options for split, place in places.items()}
+    lists = [] if len(places) > 1 else _lists(folder, train)
+    if lists:
+        sections = {split: sections["train"] | {"list_file": name} for split, name in lists}
+        check_training(folder, sections, "expected train.txt")
+    used = {part.partition("/")[0] for place in places.values() for part in (place.root, place.images, place.labels)}
+    used |= {given[1]} if given else set()
+    used |= {name.partition("/")[0] for _, name in lists}
+    description = f"{len(paths)} segmentation maps of {len(options['classes'])} classes"
+    yield make_layout(
+        "maps",
+        "segmentation",
+        description,
+        sections,
+        notes=[*notes, *folder.others(used)],
+        classes=options["classes"],
+    )
+
+
+# --- folders ----------------------------------------------------------------------------------------------------------
+
+
+def _split_places(folder: Folder) -> dict[str, _Place]:
+    """Return where images and maps of each split are."""
+    found: dict[str, _Place] = {}
+    for split, name in folder.splits.items():
+        place = _pair_in(folder, name)
+        if place is not None:
+            found[split] = place
+    if found:
+        return found
+    pair = _pair_in(folder, "")
+    if pair is not None:
+        images, labels = folder.sub(pair.images), folder.sub(pair.labels)
+        for split, name in images.splits.items() if pair.images != pair.labels else ():
+            other = labels.splits.get(split)
+            if other is not None:
+                place = _match(folder, "", f"{pair.images}/{name}", f"{pair.labels}/{other}")
+                found |= {split: place} if place else {}
+        return found or {"train": pair}
+    for split, name in folder.splits.items():  # train and train_masks, or masks_train
+        for other in folder.folders:
+            rest = re.sub(rf"^{name}[_ -]?|[_ -]?{name}$", "", other, flags=re.IGNORECASE)
+            if other != name and rest != other and _MAPS.search(rest) and folder.sub(other).holds(_LOSSLESS):
+                place = _match(folder, "", name, other)
+                found |= {split: place} if place and split not in found else {}
+    return found
+
+
+def _pair_in(folder: Folder, root: str) -> _Place | None:
+    """Return the images and maps in one folder: in two folders of it, or in the folder itself.
+
+    Raises:
+        UnreadableLayout: there are folders of images and of maps, and none of the images has a map.
+    """
+    inner = folder.sub(root)
+    names = [name for name in inner.folders if name.lower() not in _split_names() and inner.sub(name).holds()]
+    maps = [name for name in names if _MAPS.search(name) and not re.match(r"images?$|imgs?$", name, re.IGNORECASE)]
+    images = [name for name in names if name not in maps]
+    images.sort(key=lambda name: not _IMAGES.search(name))
+    maps.sort(key=lambda name: bool(re.search(r"object|instance|color|vis", name, re.IGNORECASE)))
+    for image in images:
+        for labels in maps:
+            place = _match(folder, root, image, labels)
+            if place is not None:
+                return place
+    if len(maps) == 1 and len(images) == 1 and _IMAGES.search(images[0]):
+        image_files, map_files = inner.sub(images[0]).tree(EXTENSIONS, 1), inner.sub(maps[0]).tree(EXTENSIONS, 1)
+        raise UnreadableLayout(
+            f"{inner.at(images[0])} and {inner.at(maps[0])}: fewer than half of the images have a map of the same "
+            f"name; there are {image_files[0]} and {map_files[0]}"
+        )
+    if len(names) == 2 and not maps:  # any names: maps are the files with few values
+        for image, labels in (names, names[::-1]):
+            place = _match(folder, root, image, labels)
+            if place is not None and _differ(inner.sub(image), place.maps(folder)):
+                return place
+    return _beside(inner, root)
+
+
+def _differ(images: Folder, maps: Sequence[str]) -> bool:
+    """Return whether files of one folder may be maps, and those of the other not."""
+    lossless = [str(images.path / name) for name in images.tree(_LOSSLESS, 5)]
+    return looks_like_maps(read_values(maps[:5])) and not (lossless and looks_like_maps(read_values(lossless)))
+
+
+def _split_names() -> set[str]:
+    return {name for names in SPLITS.values() for name in names}
+
+
+def _beside(inner: Folder, root: str) -> _Place | None:
+    """Return the images and maps in the same folder: ``1.jpg`` and ``1_mask.png``."""
+    names = inner.named(*EXTENSIONS)
+    stems = {os.path.splitext(name)[0]: name for name in reversed(names)}
+    ends: Counter[str] = Counter()
+    for name in names:
+        match = re.fullmatch(
+            r"(.+?)([_ .-]+(?:mask|label|labels|gt|seg|segmentation|map|annotation|matte)s?)",
+            name.rpartition(".")[0],
+            re.IGNORECASE,
+        )
+        if match and match[1] in stems and name.lower().endswith(_LOSSLESS):
+            ends[match[2] + os.path.splitext(name)[1]] += 1
+    if not ends:
+        return None
+    end, count = ends.most_common(1)[0]
+    images = len([name for name in names if not name.endswith(end)])
+    if count < images / 2:
+        raise UnreadableLayout(f"{inner.text}: {count} of {images} images have a map, such as 1{end}")
+    return _Place(root, "", "", _Pairing({"label_suffix": end}, count))
+
+
+def _match(folder: Folder, root: str, images: str, labels: str) -> _Place | None:
+    """Return the pairing of two folders if at least half of the images have a map."""
+    inner = folder.sub(root)
+    image_names, map_names = inner.sub(images).tree(EXTENSIONS), inner.sub(labels).tree(_LOSSLESS)
+    pairing = match_names(image_names, map_names)
+    return None if pairing is None else _Place(root, images, labels, pairing)
+
+
+def match_names(images: Sequence[str], maps: Sequence[str]) -> _Pairing | None:
+    """Return how paths of images become those of maps: they are equal but for ends or beginnings of names; None if
+    fewer than half of the images have a map."""
+    if not images or not maps:
+        return None
+    for image_prefix, image_end, map_prefix, map_end in _candidates(images, maps):
+        stems = {_core(name, map_prefix, map_end) for name in maps}
+        matched = sum(1 for name in images if (core := _core(name, image_prefix, image_end)) and core in stems)
+        if matched >= len(images) / 2:
+            options = {"label_suffix": map_end} if map_end != ".png" else {}
+            options |= {"image_suffix": image_end} if image_end else {}
+            prefixes = {"image_prefix": image_prefix, "label_prefix": map_prefix}
+            return _Pairing(options | {key: value for key, value in prefixes.items() if value}, matched)
+    return None
+
+
+def _core(name: str, prefix: str, end: str) -> str | None:
+    """Return a path without beginning and end of its name; without an end, without its suffix."""
+    folder, _, base = name.rpartition("/")
+    if not base.startswith(prefix) or not base.endswith(end):
+        return None
+    base = base[len(prefix) : len(base) - len(end)] if end else os.path.splitext(base[len(prefix) :])[0]
+    return f"{folder}/{base}"
+
+
+def _candidates(images: Sequence[str], maps: Sequence[str]) -> Iterator[tuple[str, str, str, str]]:
+    """Yield beginnings and ends of names of images and of maps that may be replaced by each other."""
+    suffix = Counter(os.path.splitext(name)[1] for name in maps).most_common(1)[0][0]
+    yield "", "", "", suffix
+    ordered = sorted(maps)
+    for image in images[:5]:  # 1.jpg and 1_mask.png
+        stem = os.path.splitext(image)[0]
+        place = bisect_left(ordered, stem)
+        if place < len(ordered) and ordered[place].startswith(stem):
+            yield "", "", "", ordered[place][len(stem) :]
+    (image_start, image_end), (map_start, map_end) = _ends(images), _ends(maps)
+    yield image_start, image_end, map_start, map_end
+    yield "", image_end, "", map_end
+    yield image_start, "", map_start, suffix
+
+
+def _ends(names: Sequence[str]) -> tuple[str, str]:
+    """Return the common beginning and end of names, up to the first digit."""
+    bases = [PurePosixPath(name).name for name in names]
+    start = re.split(r"\d", _common(bases))[0]
+    end = re.split(r"\d", _common([base[::-1] for base in bases])[::-1])[-1]
+    return ("", end) if len(start) + len(end) > min(map(len, bases)) else (start, end)
+
+
+def _common(names: Sequence[str]) -> str:
+    """Return the characters that all names begin with."""
+    first, last = min(names), max(names)
+    different = (place for place, (a, b) in enumerate(zip(first, last, strict=False)) if a != b)
+    return first[: next(different, min(len(first), len(last)))]
+
+
+def _lists(folder: Folder, place: _Place) -> list[tuple[str, str]]:
+    """Return the list of images of each split, which has their names without suffix."""
+    inner = folder.sub(place.root)
+    names = [name for below in ("", "splits", "lists") if inner.has(below) for name in inner.sub(below).named(".txt")]
+    prefixed = [f"{below}/{name}".lstrip("/") for below in ("", "splits", "lists") for name in names]
+    found = []
+    for name in dict.fromkeys(name for name in prefixed if inner.has(name)):
+        split = split_of(PurePosixPath(name).stem)
+        line = inner.head(name).partition("\n")[0].strip()
+        stems = [f"{line}{suffix}" for suffix in (place.pairing.options.get("image_suffix", ""), *EXTENSIONS)]
+        if split and line and any(inner.sub(place.images).has(stem) for stem in stems):
+            found.append((split, name))
+    return found
+
+
+# --- lists of pairs ---------------------------------------------------------------------------------------------------
+
+
+def read_map_list(folder: Folder) -> Iterator[Layout]:
+    """Yield the reading of text files with an image and its map in each line.
+
+    Raises:
+        UnreadableLayout: there are lists, and none to train on; or the values in the maps cannot be read as classes.
+    """
+    lists = _pair_lists(folder)
+    if not lists:
+        return
+    check_training(folder, {split: {} for split in lists}, "expected train.txt")
+    name, separator = lists["train"]
+    lines = folder.head(name, 1 << 22).splitlines()
+    maps = [str(folder.path / row[1].strip()) for line in lines if len(row := line.split(separator)) == 2]
+    given = find_class_names(folder, [])
+    options, notes = class_options(folder.at(name), read_values([path for path in maps if os.path.isfile(path)]), given)
+    sections: Sections = {
+        split: {"name": "segmentation_list", "file": folder.at(name)} | ({"separator": sep} if sep else {}) | options
+        for split, (name, sep) in lists.items()
+    }
+    names = listed([*dict(lists.values())])
+    description = f"pairs of images and segmentation maps of {len(options['classes'])} classes in {names}"
+    yield make_layout("map_list", "segmentation", description, sections, notes=notes, classes=options["classes"])
+
+
+def _pair_lists(folder: Folder) -> dict[str, tuple[str, str | None]]:
+    """Return the list of each split, and what separates both paths in its lines."""
+    lists: dict[str, tuple[str, str | None]] = {}
+    for name in folder.named(".txt", ".lst", ".csv"):
+        separator = _pair_separator(folder, name)
+        if separator is not False:
+            tokens = re.split(r"[^A-Za-z0-9]+", name)
+            lists[next((split for token in tokens if (split := split_of(token))), name)] = (name, separator)
+    if len(lists) == 1 and not {*lists} & {"val", "test"}:
+        return {"train": next(iter(lists.values()))}
+    return {split: given for split, given in lists.items() if split in SPLITS}
+
+
+def _pair_separator(folder: Folder, name: str) -> str | Literal[False] | None:
+    """Return what separates an image and its map in the lines of a file: None for whitespace, False if nothing does."""
+    lines = [line.strip() for line in folder.head(name).splitlines()[:20] if line.strip()][:10]
+    for separator in (None, ",", ";", "\t"):
+        rows = [line.split(separator) for line in lines]
+        pairs = [
+            row for row in rows if len(row) == 2 and all(cell.strip().lower().endswith(EXTENSIONS) for cell in row)
+        ]
+        if lines and len(pairs) == len(lines) and folder.whole.has(pairs[0][0].strip()):
+            return separator
+    return False
+
+
+# --- published datasets -----------------------------------------------------------------------------------------------
+
+
+def _read_published(folder: Folder) -> Iterator[Layout]:
+    """Yield the reading of folders that a source reads whose classes are known."""
+    if {"leftImg8bit", "gtFine"} <= {*folder.folders}:
+        splits = (
+            [
+                name
+                for name in ("train", "val")
+                if folder.sub("gtFine").sub(name).holds((b"_labelIds.png".decode().lower(),))
+            ]
+            if folder.sub("gtFine").folders
+            else []
+        )
+        sections = {split: {"name": "cityscapes", "root": folder.text, "split": split} for split in splits}
+        check_training(folder, sections, "expected gtFine/train")
+        if sections:
+            yield make_layout("cityscapes", "segmentation", "images and maps of Cityscapes", sections)
+    if folder.has("images/training") and folder.has("annotations/training") and folder.has("objectInfo150.txt"):
+        splits = [
+            split
+            for split, name in {"train": "training", "val": "validation"}.items()
+            if folder.has(f"annotations/{name}")
+        ]
+        sections = {split: {"name": "ade20k", "root": folder.text, "split": split} for split in splits}
+        yield make_layout("ade20k", "segmentation", "images and maps of ADE20K's 150 classes", sections)
+    if folder.has("stuffthingmaps") and {"train2017"} <= {*folder.folders}:
+        splits = [name for name in ("train2017", "val2017") if folder.has(f"stuffthingmaps/{name}")]
+        sections = {split_of(name) or "": {"name": "coco_stuff", "root": folder.text, "split": name} for name in splits}
+        check_training(folder, sections, "expected stuffthingmaps/train2017")
+        yield make_layout("coco_stuff", "segmentation", "images and maps of COCO-Stuff", sections)
+    if {"JPEGImages", "SegmentationClass"} <= {*folder.folders}:
+        yield from _voc_maps(folder)
+
+
+def _voc_maps(folder: Folder) -> Iterator[Layout]:
+    """Yield the reading of maps in the folders of Pascal VOC, whose classes a file may replace."""
+    names = folder.sub("ImageSets/Segmentation").named(".txt") if folder.has("ImageSets/Segmentation") else []
+    lists = {split_of(name[:-4]) or name[:-4]: name[:-4] for name in names}
+    if "train" not in lists and (other := [name for name in ("trainval", "default") if name in lists]):
+        lists["train"] = other[0]
+    lists = {split: name for split, name in lists.items() if split in SPLITS}
+    check_training(folder, {split: {} for split in lists}, "expected ImageSets/Segmentation/train.txt")
+    given = find_class_names(folder, [])
+    if lists and given is None:
+        sections: Sections = {
+            split: {"name": "voc_segmentation", "root": folder.text, "split": name} for split, name in lists.items()
+        }
+        yield make_layout("voc_segmentation", "segmentation", "images and maps of Pascal VOC's classes", sections)
+        return
+    place = _match(
+        folder, "", "JPEGImages", "SegmentationClassPNG" if folder.has("SegmentationClassPNG") else "SegmentationClass"
+    )
+    if place is None:
+        return
+    options, notes = class_options(folder.at(place.labels), read_values(place.maps(folder)), given)
+    section = place.section(folder) | options
+    sections = {split: section | {"list_file": f"ImageSets/Segmentation/{name}.txt"} for split, name in lists.items()}
+    yield make_layout(
+        "maps",
+        "segmentation",
+        f"segmentation maps of {len(options['classes'])} classes in the folders of Pascal VOC",
+        sections or {"train": section},
+        notes=notes,
+        classes=options["classes"],
+    )

@@ -1,0 +1,182 @@
+"""The layout of a folder of data: the readings that fit, the choice between them, and errors."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from opabinia.config import ConfigError, Problem
+from opabinia.data.decoding.images import EXTENSIONS as IMAGES
+from opabinia.data.decoding.video import EXTENSIONS as VIDEOS
+from opabinia.data.layouts.annotation_tools import read_cvat, read_labelme, read_voc
+from opabinia.data.layouts.class_folders import read_class_folders, read_video_folders
+from opabinia.data.layouts.coco_files import read_coco
+from opabinia.data.layouts.folder import Folder, UnreadableLayout, listed
+from opabinia.data.layouts.identities import read_named_identities
+from opabinia.data.layouts.images import read_images
+from opabinia.data.layouts.layout import TASK_NAMES, Layout, TaskName
+from opabinia.data.layouts.lists import read_lists
+from opabinia.data.layouts.maps import read_map_list, read_maps
+from opabinia.data.layouts.packed import read_hugging_face, read_idx, read_shards
+from opabinia.data.layouts.readings import convert
+from opabinia.data.layouts.sketches import describe_unrecognized
+from opabinia.data.layouts.text_labels import read_dota, read_yolo
+from opabinia.data.layouts.videos import read_packed_videos, read_video_lists
+from opabinia.runtime.files import describe_missing
+from opabinia.runtime.local_copies import local_copy
+from opabinia.runtime.storage import is_url, normalize_url
+
+Reader = Callable[[Folder], Iterator[Layout]]
+"""Yields the readings of a folder: the first with a name is the usual one, others with it are for other tasks."""
+
+_READERS: Sequence[Sequence[Reader]] = (
+    (
+        *(read_coco, read_yolo, read_voc, read_labelme, read_cvat, read_dota),
+        *(read_maps, read_map_list, read_named_identities),
+        *(read_hugging_face, read_idx, read_packed_videos, read_video_lists),
+    ),
+    (read_lists, read_shards),
+    (read_class_folders, read_video_folders),
+)
+"""Readers by how unmistakable their files are. Those of a group are asked if the groups before recognize nothing, and
+that of unlabeled images at last."""
+
+_ARCHIVES = (".zip", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".7z", ".rar", ".gz")
+_MAX_DEPTH = 3
+
+
+def recognize(root: str | Path, *, task: TaskName | None = None, layout: str | None = None) -> Layout:
+    """Return the reading of a folder of data, or of a single file such as a ``data.yaml``.
+
+    Names and headers of files are looked at, of images only a few segmentation maps.
+
+    Args:
+        root: a folder or file, or a URL of remote storage.
+        task: the task to read it for, if several are possible.
+        layout: the name of the layout, if several are possible.
+
+    Raises:
+        ConfigError: there is no such folder, nothing is recognized, several readings are possible (with the command for
+            each), or files are missing or broken.
+    """
+    folder = _open(root)
+    if task is not None and task not in TASK_NAMES:
+        raise _error(folder, f"task: {task!r} is none of {', '.join(TASK_NAMES)}")
+    try:
+        readings, broken = _read(folder, task, layout)
+        inner = folder
+        for _ in range(_MAX_DEPTH):
+            if readings or broken or len(inner.folders) != 1:
+                break
+            inner = inner.sub(inner.folders[0])
+            readings, broken = _read(inner, task, layout)
+        if not _fitting(readings, task, layout) and (not broken or task or layout):
+            readings += read_images(folder)
+        return _choose(folder, readings, broken, task, layout)
+    except UnreadableLayout as error:
+        raise _error(folder, str(error)) from error
+
+
+def _error(folder: Folder, *lines: str) -> ConfigError:
+    """Return an error with a line for each problem; the first begins with the folder, unless it names a place in it."""
+    place = folder.at(folder.only or "")
+    first, *others = lines
+    where = "" if first.startswith(place) else place
+    return ConfigError([Problem(where, "", first), *(Problem("", "", line) for line in others)])
+
+
+def _open(root: str | Path) -> Folder:
+    """Return the folder, or the folder of a single file.
+
+    Raises:
+        ConfigError: there is none, or it is a file that cannot hold data.
+    """
+    text = normalize_url(root) if is_url(root) else os.path.normpath(os.path.expanduser(root))
+    path = Path(local_copy(text) if is_url(root) else text)
+    if path.is_dir():
+        return Folder(path, text)
+    if not path.exists():
+        message = f"there is no such folder; {describe_missing(path)}"
+        raise ConfigError(Problem(text, "", message))
+    parent, _, name = text.rpartition("/")
+    folder = Folder(path.parent, parent or ("/" if text.startswith("/") else "."), only=name)
+    lower = name.lower()
+    if lower.endswith(_ARCHIVES) and "-ubyte" not in lower:
+        raise _error(folder, "is an archive; unpack it, and give the folder")
+    if lower.endswith((*IMAGES, *VIDEOS)):
+        kind = "image" if lower.endswith(IMAGES) else "video"
+        raise _error(folder, f"is an {kind}; give the folder that holds the {kind}s".replace("an video", "a video"))
+    return folder
+
+
+def _read(folder: Folder, task: TaskName | None, layout: str | None) -> tuple[list[Layout], list[str]]:
+    """Return all readings, of a group of readers only if those before have none of the task and name, and all that is
+    broken."""
+    readings: list[Layout] = []
+    broken: list[str] = []
+    for group in _READERS:
+        for reader in group:
+            try:
+                for reading in reader(folder):
+                    readings.append(reading)
+            except UnreadableLayout as error:
+                broken.append(str(error))
+        if _fitting(readings, task, layout) or (broken and task is None and layout is None):
+            break
+    return readings, broken
+
+
+def _fitting(readings: Iterable[Layout], task: TaskName | None, layout: str | None) -> list[Layout]:
+    """Return the readings for a task and with a name; those of images fit self-supervised learning."""
+    named = [reading for reading in readings if layout in (None, reading.name)]
+    if task == "selfsup":
+        return [reading for reading in named if reading.task != "video"]
+    return [reading for reading in named if task in (None, reading.task)]
+
+
+def _choose(
+    folder: Folder, readings: Sequence[Layout], broken: Sequence[str], task: TaskName | None, layout: str | None
+) -> Layout:
+    """Return the only reading that fits.
+
+    Raises:
+        ConfigError: there is none, or there are several.
+    """
+    fitting = _fitting(readings, task, layout)
+    if broken and not (fitting and (task or layout)):
+        raise _error(folder, *broken, *_commands(folder, readings, task, "otherwise:"))
+    if not readings:
+        archives = [name for name in folder.files if name.lower().endswith(_ARCHIVES)]
+        if archives and not folder.holds():
+            raise _error(folder, f"holds {listed(archives)}: unpack it")
+        raise _error(folder, *describe_unrecognized(folder))
+    if not fitting:
+        asked = " and ".join([*([f"--task {task}"] if task else []), *([f"--layout {layout}"] if layout else [])])
+        found = "; ".join(dict.fromkeys(f"{reading.description} ({reading.task})" for reading in readings))
+        lines = _commands(folder, readings, None, "possible:")
+        raise _error(folder, f"{asked} does not fit what is there: {found}", *lines)
+    if task == "selfsup":
+        return fitting[0] if fitting[0].task == "selfsup" else _without_labels(fitting[0])
+    usual = list({reading.name: reading for reading in reversed(fitting)}.values())[::-1]
+    if len(usual) > 1:
+        raise _error(folder, "can be read in several ways; which one is meant?", *_commands(folder, usual, task, ""))
+    return usual[0]
+
+
+def _without_labels(layout: Layout) -> Layout:
+    """Return the reading of the images alone."""
+    unlabeled = convert(layout, "selfsup", lambda section: {"name": "unlabeled", "source": section})
+    return replace(unlabeled, description=f"{layout.description}, without labels", classes=(), notes=())
+
+
+def _commands(folder: Folder, readings: Sequence[Layout], task: TaskName | None, before: str) -> list[str]:
+    """Return a line with the command for each reading, after the line ``before``."""
+    lines = []
+    for reading in readings:
+        same = [other for other in readings if other.task == reading.task]
+        options = ["--task", reading.task] if len(same) == 1 or task else []
+        options += ["--layout", reading.name] if len(same) > 1 else []
+        lines.append(f"  {folder.command(*options)}    # {reading.description}")
+    return [before, *lines] if lines and before else lines

@@ -1,0 +1,239 @@
+"""Text files beside images or in a second folder: YOLO's boxes and polygons, DOTA's oriented boxes."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from opabinia.data.decoding.images import EXTENSIONS
+from opabinia.data.layouts.folder import SPLITS, Folder, UnreadableLayout, listed
+from opabinia.data.layouts.layout import Layout
+from opabinia.data.layouts.readings import check_training, convert, make_layout, with_alternatives, with_masks
+from opabinia.data.sources.list_files import read_lines
+from opabinia.data.sources.yolo import label_file, read_data_yaml
+
+_SAMPLED = 50
+"""Label files of a split that are read to see which shapes they hold."""
+_READ = 20_000
+"""Label files that are read to collect the names or numbers of all classes."""
+_LINE = re.compile(r"\d+(\s+-?[\d.]+(e-?\d+)?){4,}\s*", re.IGNORECASE)
+_CLASS_FILES = ("classes.txt", "obj.names", "labels.txt", "labels/classes.txt", "class_names.txt", "names.txt")
+
+
+def read_yolo(folder: Folder) -> Iterator[Layout]:
+    """Yield the reading of a ``data.yaml``; or of folders of images and of label files without one.
+
+    Raises:
+        UnreadableLayout: ``data.yaml`` is broken, or its folders do not exist.
+    """
+    files = [name for name in folder.named(".yaml", ".yml") if _is_data_yaml(folder, name)]
+    for file in files:
+        yield from _read_yaml(folder, file, "yolo" if len(files) == 1 else f"yolo_{os.path.splitext(file)[0]}")
+    if not files:
+        yield from _read_folders(folder)
+
+
+def _is_data_yaml(folder: Folder, name: str) -> bool:
+    keys = set(re.findall(r"^['\"]?(names|train|val|nc)['\"]?\s*:", folder.head(name), re.MULTILINE))
+    return "names" in keys and bool(keys & {"train", "val"})
+
+
+def _read_yaml(folder: Folder, file: str, name: str) -> Iterator[Layout]:
+    try:
+        content, names = read_data_yaml(folder.path / file)
+    except ValueError as error:
+        raise UnreadableLayout(str(error)) from error
+    section: dict[str, Any] = {"name": "yolo", "data": folder.at(file)}
+    root, notes = str(content.get("path") or "."), []
+    if not folder.has(os.path.expanduser(root)):
+        notes.append(f"{folder.at(file)}: there is no folder {root} (path); {folder.text} is used in its place")
+        section["root"], root = folder.text, "."
+    sections: dict[str, dict[str, Any]] = {}
+    missing: dict[str, str] = {}
+    for split, keys in {"train": ("train",), "val": ("val", "valid", "validation"), "test": ("test",)}.items():
+        key = next((key for key in keys if content.get(key)), None)
+        if key is not None:
+            entries = content[key] if isinstance(content[key], list) else [content[key]]
+            missing |= {str(entry): key for entry in entries if _find(folder, root, str(entry)) is None}
+            sections[split] = {**section, "split": key}
+    for entry, key in missing.items():
+        if key == "test":
+            notes.append(f"{folder.at(file)}: test is {entry}, which does not exist, and is not read")
+            sections.pop("test", None)
+        else:
+            place = os.path.normpath(folder.path / os.path.expanduser(root) / entry)
+            raise UnreadableLayout(f"{folder.at(file)}: {key} is {entry}, but there is no {place}; expected images")
+    check_training(folder, sections, f"{file} should have the key train")
+    content_train = content["train"]
+    entry = str(content_train[0] if isinstance(content_train, list) else content_train)
+    lines = _sample_lines(folder, _find(folder, root, entry) or "")
+    used = [
+        file,
+        *(str(content[key]).lstrip("./").partition("/")[0] for key in ("train", "val", "test") if key in content),
+    ]
+    layout = make_layout(
+        name,
+        "detection",
+        f"boxes of {len(names)} classes in YOLO's format ({file})",
+        sections,
+        notes=[*notes, *folder.others([*used, "images", "labels", *folder.splits.values()])],
+    )
+    yield from _shapes(layout, lines)
+
+
+def _find(folder: Folder, root: str, entry: str) -> str | None:
+    """Return the path below the folder of an entry of ``data.yaml``; None if it does not exist."""
+    place = os.path.expanduser(root)
+    paths = [os.path.join(place, entry), os.path.join(place, entry.removeprefix("../"))]
+    return next((path for path in paths if folder.has(path)), None)
+
+
+def _sample_lines(folder: Folder, place: str) -> list[str]:
+    """Return the lines of the label files of some images in a folder, or in a list."""
+    if not (folder.path / place).is_dir():
+        return []
+    images = Folder(folder.path / place, place).tree(EXTENSIONS, _SAMPLED)
+    return [line for image in images for line in _lines(_label_path(folder, place, image))]
+
+
+def _label_path(folder: Folder, place: str, image: str) -> str:
+    """Return the label file of an image in a folder below ``folder``."""
+    return os.path.join(folder.path, os.fsdecode(label_file(os.fsencode(os.path.join(place, image)))))
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        with open(path, encoding="utf-8-sig", errors="replace") as file:
+            return [line.strip() for line in file.read(1 << 20).splitlines() if line.strip()]
+    except OSError:
+        return []
+
+
+def _shapes(layout: Layout, lines: Sequence[str]) -> Iterator[Layout]:
+    """Yield the reading of boxes, or of oriented boxes, and the others that the lines of label files allow."""
+    counts = {len(line.split()) for line in lines}
+    if counts == {9}:
+        oriented = convert(layout, "detection", lambda section: {**section, "oriented": True})
+        yield from with_alternatives(oriented, with_masks(layout))
+    elif lines and min(counts) >= 7:
+        yield from with_alternatives(layout, with_masks(layout))
+    else:
+        yield layout
+
+
+# --- without data.yaml ------------------------------------------------------------------------------------------------
+
+
+def _read_folders(folder: Folder) -> Iterator[Layout]:
+    """Yield the reading of images with label files, in the folders ``images`` and ``labels``, or beside each other."""
+    places = _image_folders(folder)
+    lines = _sample_lines(folder, places["train"] if "train" in places else next(iter(places.values()), ""))
+    if not places or not lines or not all(_LINE.fullmatch(line) for line in lines):
+        return
+    check_training(folder, {split: {} for split in places}, "expected a folder train")
+    names, note = _class_names(folder, list(places.values()))
+    sections = {
+        split: {"name": "yolo", "data": folder.at(place), "root": folder.text, "names": names}
+        for split, place in places.items()
+    }
+    used = [*(place.partition("/")[0] for place in places.values()), "images", "labels", *folder.splits.values()]
+    layout = make_layout(
+        "yolo",
+        "detection",
+        f"boxes of {len(names)} classes in YOLO's format, without a data.yaml",
+        sections,
+        notes=[*note, *folder.others(used)],
+    )
+    yield from _shapes(layout, lines)
+
+
+def _image_folders(folder: Folder) -> dict[str, str]:
+    """Return the folder of images of each split with label files."""
+    images, found = folder.find("images", "image", "imgs"), {}
+    if images == "images" and "labels" in folder.folders:
+        found = {split: f"images/{name}" for split, name in folder.sub("images").splits.items()}
+        found = found or {"train": "images"}
+    for split, name in folder.splits.items() if not found else ():
+        place = f"{name}/images" if "images" in folder.sub(name).folders else name
+        if _sample_lines(folder, place):
+            found[split] = place
+    if not found and folder.only is None and folder.named(*EXTENSIONS):
+        found = {"train": ""}
+    return {split: place for split, place in found.items() if _sample_lines(folder, place)}
+
+
+def _class_names(folder: Folder, places: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the names of the classes, and a remark if no file has them.
+
+    Raises:
+        UnreadableLayout: the file cannot be read.
+    """
+    near = [
+        f"{place.rpartition('/')[0]}/{name}".lstrip("/") for place in places for name in ("classes.txt", "obj.names")
+    ]
+    inside = [f"{place}/classes.txt".lstrip("/") for place in places]
+    of_labels = [f"{place.replace('images', 'labels', 1)}/classes.txt" for place in places]
+    file = next((name for name in [*_CLASS_FILES, *near, *inside, *of_labels] if folder.has(name)), None)
+    if file is not None:
+        try:
+            return [line for _, line in read_lines(folder.path / file)], []
+        except ValueError as error:
+            raise UnreadableLayout(str(error)) from error
+    largest = 0
+    for place in places:
+        for image in Folder(folder.path / place, place).tree(EXTENSIONS, _READ):
+            lines = _lines(_label_path(folder, place, image))
+            largest = max([largest, *(int(line.split()[0]) for line in lines if _LINE.fullmatch(line))])
+    note = f"no file has the names of the classes; classes.txt in {folder.text} would, with a name per line"
+    return [f"class_{number}" for number in range(largest + 1)], [note]
+
+
+# --- DOTA -------------------------------------------------------------------------------------------------------------
+
+
+_CORNERS = re.compile(r"(-?[\d.]+\s+){8}\S+\s+[012]")
+
+
+def read_dota(folder: Folder) -> Iterator[Layout]:
+    """Yield the reading of images with label files of four corners for each object."""
+    places = {split: name for split, name in folder.splits.items() if _label_folder(folder.sub(name))}
+    if not places and _label_folder(folder):
+        places = {"train": ""}
+    if not places:
+        return
+    check_training(folder, {split: {} for split in places}, "expected a folder train")
+    classes: set[str] = set()
+    for place in places.values():
+        labels = folder.sub(place).sub(_label_folder(folder.sub(place)) or "")
+        rows = (line.split() for name in labels.named(".txt")[:_READ] for line in _lines(str(labels.path / name)))
+        classes |= {row[8] for row in rows if len(row) == 10}
+    sections: dict[str, Mapping[str, Any]] = {}
+    for split, place in places.items():
+        labels_name = _label_folder(folder.sub(place))
+        section = {"name": "dota", "root": folder.at(place), "labels": labels_name, "classes": sorted(classes)}
+        sections[split] = section
+    notes = folder.others([*places.values(), "images", "labelTxt", "annfiles"])
+    yield make_layout(
+        "dota",
+        "detection",
+        f"oriented boxes of {len(classes)} classes in DOTA's format: {listed(sorted(classes))}",
+        sections,
+        notes=notes,
+    )
+
+
+def _label_folder(folder: Folder) -> str | None:
+    """Return the folder with label files of DOTA, beside a folder ``images``."""
+    if "images" not in folder.folders:
+        return None
+    for name in folder.folders:
+        if name == "images" or name.lower() in SPLITS:
+            continue
+        files = folder.sub(name).named(".txt")[:5]
+        lines = [line for file in files for line in _lines(str(folder.sub(name).path / file))]
+        lines = [line for line in lines if not line.lower().startswith(("imagesource:", "gsd:"))]
+        if lines and all(_CORNERS.fullmatch(line) for line in lines):
+            return name
+    return None

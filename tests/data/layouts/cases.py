@@ -1,0 +1,801 @@
+"""Folders in every layout, and how they are read; broken and ambiguous ones, and their errors."""
+
+from __future__ import annotations
+
+import os
+
+from tests.data.layouts.folders import (
+    CAT_SPLITS,
+    CATS,
+    CORNERS,
+    DOTA_LINES,
+    MARKET,
+    POLYGON,
+    Case,
+    Wrong,
+    coco,
+    content,
+    cvat_xml,
+    idx,
+    images,
+    labelme_json,
+    maps,
+    panoptic,
+    shards,
+    steps,
+    text,
+    videos,
+    voc_xml,
+    yolo,
+)
+
+TWO = ["1.jpg", "2.jpg"]
+SELFSUP = {"task": "selfsup"}
+YAML = "path: .\ntrain: images/train\nval: images/val\nnames: [cat, dog]\n"
+
+CLASSIFICATION = [
+    Case("splits", images(*CAT_SPLITS), "class_folders", "classification", 6, 2, classes=["cat", "dog"]),
+    Case("no splits", images(*CATS), "class_folders", "classification", 4),
+    Case(
+        "other names of splits",
+        images("Training/{cat,dog}/1.jpg", "Valid/{cat,dog}/1.jpg", "TESTING/{cat,dog}/{1..2}.jpg"),
+        *("class_folders", "classification", 2, 2, 4),
+    ),
+    Case(
+        "train and test only",
+        images("train/{cat,dog}/1.jpg", "test/{cat,dog}/{1..2}.jpg"),
+        *("class_folders", "classification", 2, None, 4),
+    ),
+    Case("one level down", images("flowers/{a,b}/1.jpg"), "class_folders", "classification", 2),
+    Case("subfolders of classes", images("{a,b}/x/y/1.jpg"), "class_folders", "classification", 2),
+    Case(
+        "a class without validation images",
+        images("train/{a,b,c}/{1..2}.jpg", "val/{a,c}/1.jpg"),
+        *("class_folders", "classification", 6, 2),
+        classes=["a", "b", "c"],
+        notes=["val has no image of b"],
+    ),
+    Case(
+        "an empty folder beside classes",
+        steps(images(*CATS), text("notes/readme.md", "x")),
+        *("class_folders", "classification", 4),
+        classes=["cat", "dog"],
+        notes=["they hold no image: notes"],
+    ),
+    Case(
+        "images beside the class folders",
+        images(*CATS, "{1..3}.png"),
+        *("class_folders", "classification", 4),
+        notes=["3 images outside"],
+    ),
+    Case("ten digits", images("{0..9}/{1..2}.png"), "class_folders", "classification", 20),
+    Case(
+        "names with spaces, quotes and unicode",
+        images('it\'s a "cat"/ä 1.jpg', "chien 犬: {}#/1.jpg".replace("{}", "[]")),
+        *("class_folders", "classification", 2),
+    ),
+    Case(
+        "many folders as classes",
+        images("{01..60}/1.jpg"),
+        "class_folders",
+        "classification",
+        60,
+        given={"task": "classification"},
+    ),
+    Case(
+        "list",
+        steps(
+            images("images/{1..4}.jpg"),
+            text("labels.csv", "file,kind\n" + "".join(f"{i}.jpg,{'ab'[i % 2]}\n" for i in range(1, 5))),
+        ),
+        *("list", "classification", 4),
+        classes=["a", "b"],
+    ),
+    Case(
+        "lists of splits",
+        steps(
+            images("{1..4}.jpg"),
+            text("train.csv", "path,label\n1.jpg,a\n2.jpg,b\n"),
+            text("val.tsv", "path\tlabel\n3.jpg\ta\n"),
+            text("test.csv", "path,label\n4.jpg,b\n"),
+        ),
+        *("list", "classification", 2, 1, 1),
+        classes=["a", "b"],
+    ),
+    Case(
+        "list with a split column",
+        steps(
+            images("{1..4}.jpg"),
+            text("all.csv", "path,label,set\n1.jpg,a,train\n2.jpg,b,train\n3.jpg,a,valid\n4.jpg,b,test\n"),
+        ),
+        *("list", "classification", 2, 1, 1),
+    ),
+    Case(
+        "list with ids in place of paths",
+        steps(images("train/{1..4}.jpg"), text("labels.csv", "id,breed\n1,a\n2,b\n3,a\n4,b\n")),
+        *("list", "classification", 4),
+    ),
+    Case(
+        "list with several labels",
+        steps(images("{1..4}.jpg"), text("a.csv", "path,tags\n1.jpg,red|old\n2.jpg,red\n3.jpg,old\n4.jpg,\n")),
+        *("list", "classification", 4),
+        classes=["old", "red"],
+    ),
+    Case(
+        "list with a column for each class",
+        steps(images("{1..3}.jpg"), text("_classes.csv", "filename,cat,dog\n1.jpg,1,0\n2.jpg,1,1\n3.jpg,0,0\n")),
+        *("list", "classification", 3),
+        classes=["cat", "dog"],
+    ),
+    Case(
+        "lines of JSON",
+        steps(
+            images("{1..2}.jpg"),
+            text("x.jsonl", '{"image": "1.jpg", "label": "a"}\n{"image": "2.jpg", "label": "b"}\n'),
+        ),
+        *("list", "classification", 2),
+    ),
+    Case(
+        "a single list",
+        steps(
+            images("{1..2}.jpg"),
+            text("x.csv", "path,label\n1.jpg,a\n2.jpg,b\n"),
+            text("y.csv", "path,label\n1.jpg,a\n"),
+        ),
+        "list",
+        "classification",
+        2,
+        file="x.csv",
+    ),
+    Case(
+        "tar files",
+        lambda make: shards(make, "train-000.tar", "train-001.tar", "val-000.tar"),
+        "shards",
+        "classification",
+        4,
+        2,
+    ),
+    Case("tar files with JSON", lambda make: shards(make, "train/0.tar", label="json"), "shards", "classification", 2),
+    Case("idx files", lambda make: idx(make, "train", "t10k"), "idx", "classification", 4, None, 4),
+]
+
+DETECTION = [
+    Case(
+        "COCO",
+        steps(
+            images("{train2017,val2017}/{1..2}.jpg"),
+            content("annotations/instances_train2017.json", coco(TWO)),
+            content("annotations/instances_val2017.json", coco(TWO)),
+        ),
+        *("coco", "detection", 2, 2),
+        classes=["cat"],
+    ),
+    Case(
+        "COCO with masks and keypoints",
+        steps(
+            images("train/{1..2}.jpg"),
+            content("annotations/instances_train.json", coco(TWO, masks=True)),
+            content("annotations/person_keypoints_train.json", coco(TWO, masks=True, keypoints=True)),
+        ),
+        *("coco", "detection", 2),
+        notes=["--task instance_segmentation, --task segmentation, --task keypoints"],
+    ),
+    Case(
+        "keypoints",
+        steps(images("{1..2}.jpg"), content("annotations.json", coco(TWO, keypoints=True))),
+        *("coco", "keypoints", 2),
+        given={"task": "keypoints"},
+    ),
+    Case(
+        "masks",
+        steps(images("images/{1..2}.jpg"), content("labels.json", coco(TWO, masks=True))),
+        *("coco", "instance_segmentation", 2),
+        given={"task": "instance_segmentation"},
+    ),
+    Case(
+        "maps of masks",
+        steps(images("images/{1..2}.jpg"), content("labels.json", coco(TWO, masks=True))),
+        *("coco", "segmentation", 2),
+        given={"task": "segmentation"},
+        classes=["background", "cat"],
+    ),
+    Case(
+        "a JSON file in each split",
+        steps(
+            images("{train,val}/images/{1..2}.jpg"),
+            content("train/annotations.json", coco(TWO)),
+            content("val/annotations.json", coco(TWO)),
+        ),
+        *("coco", "detection", 2, 2),
+    ),
+    Case(
+        "a single JSON file",
+        steps(images("pictures/{1..2}.jpg"), content("boxes/my.json", coco(TWO))),
+        *("coco", "detection", 2),
+        file="boxes/my.json",
+    ),
+    Case(
+        "Roboflow's COCO",
+        steps(
+            images("{train,valid,test}/{1..2}.jpg"),
+            *(content(f"{split}/_annotations.coco.json", coco(TWO)) for split in ("train", "valid", "test")),
+        ),
+        *("roboflow", "detection", 2, 2, 2),
+    ),
+    Case(
+        "YOLO",
+        steps(
+            lambda make: yolo(make, ("images/train", "labels/train"), ("images/val", "labels/val")),
+            text("data.yaml", YAML),
+        ),
+        *("yolo", "detection", 2, 2),
+        classes=["cat", "dog"],
+    ),
+    Case(
+        "YOLO's polygons",
+        steps(
+            lambda make: yolo(make, ("images/train", "labels/train"), line=POLYGON),
+            text("a.yml", YAML.replace("val: images/val\n", "")),
+        ),
+        *("yolo", "instance_segmentation", 2),
+        given={"task": "instance_segmentation"},
+    ),
+    Case(
+        "YOLO's oriented boxes",
+        steps(
+            lambda make: yolo(make, ("images/train", "labels/train"), line=CORNERS),
+            text("a.yml", YAML.replace("val: images/val\n", "")),
+        ),
+        *("yolo", "detection", 2),
+        notes=["--task instance_segmentation"],
+    ),
+    Case(
+        "Roboflow's YOLO",
+        steps(
+            lambda make: yolo(make, *((f"{split}/images", f"{split}/labels") for split in ("train", "valid", "test"))),
+            text(
+                "data.yaml",
+                "train: ../train/images\nval: ../valid/images\ntest: ../test/images\nnc: 2\nnames: {0: a, 1: b}",
+            ),
+        ),
+        *("yolo", "detection", 2, 2, 2),
+    ),
+    Case(
+        "YOLO with a path of another machine",
+        steps(
+            lambda make: yolo(make, ("images/train", "labels/train"), ("images/val", "labels/val")),
+            text("data.yaml", YAML.replace("path: .", "path: ../datasets/mine")),
+        ),
+        *("yolo", "detection", 2, 2),
+        notes=["there is no folder ../datasets/mine"],
+    ),
+    Case(
+        "YOLO without data.yaml",
+        steps(
+            lambda make: yolo(make, ("images/train", "labels/train"), ("images/val", "labels/val")),
+            text("classes.txt", "cat\ndog\n"),
+        ),
+        *("yolo", "detection", 2, 2),
+        classes=["cat", "dog"],
+    ),
+    Case(
+        "YOLO without names",
+        lambda make: yolo(
+            make, ("train/images", "train/labels"), ("val/images", "val/labels"), line="3 0.5 0.5 0.2 0.2"
+        ),
+        *("yolo", "detection", 2, 2),
+        classes=["class_0", "class_1", "class_2", "class_3"],
+        notes=["classes.txt"],
+    ),
+    Case(
+        "YOLO beside the images",
+        steps(lambda make: yolo(make, (".", ".")), text("classes.txt", "cat\n")),
+        "yolo",
+        "detection",
+        2,
+    ),
+    Case(
+        "data.yaml",
+        steps(
+            lambda make: yolo(make, ("images/train", "labels/train"), ("images/val", "labels/val")),
+            text("data.yaml", YAML),
+        ),
+        "yolo",
+        "detection",
+        2,
+        2,
+        file="data.yaml",
+    ),
+    Case(
+        "Pascal VOC",
+        steps(
+            images("VOC2007/JPEGImages/{1..3}.jpg"),
+            *(text(f"VOC2007/Annotations/{number}.xml", voc_xml()) for number in (1, 2, 3)),
+            text("VOC2007/ImageSets/Main/train.txt", "1\n2\n"),
+            text("VOC2007/ImageSets/Main/val.txt", "3\n"),
+            text("VOC2007/ImageSets/Main/cat_train.txt", "1 1\n2 -1\n"),
+        ),
+        *("voc", "detection", 2, 1),
+    ),
+    Case(
+        "Pascal VOC without lists",
+        steps(
+            images("images/{1..2}.png"),
+            text("annotations/1.xml", voc_xml()),
+            text("annotations/2.xml", voc_xml("mine")),
+        ),
+        *("voc", "detection", 2),
+        classes=["cat", "mine"],
+    ),
+    Case(
+        "Pascal VOC beside the images, with splits",
+        steps(
+            images("{train,valid}/{1..2}.jpg"),
+            *(text(f"train/{number}.xml", voc_xml("a")) for number in (1, 2)),
+            *(text(f"valid/{number}.xml", voc_xml("b")) for number in (1, 2)),
+        ),
+        *("voc", "detection", 2, 2),
+        classes=["a", "b"],
+    ),
+    Case(
+        "LabelMe",
+        steps(images("{1..2}.jpg"), *(content(f"{number}.json", labelme_json(f"{number}.jpg")) for number in (1, 2))),
+        *("labelme", "detection", 2),
+        notes=["--task instance_segmentation, --task segmentation"],
+    ),
+    Case(
+        "LabelMe with splits",
+        steps(
+            images("{train,val}/1.jpg"),
+            content("train/1.json", labelme_json("1.jpg", "dög")),
+            content("val/1.json", labelme_json("1.jpg", "cat")),
+        ),
+        *("labelme", "segmentation", 1, 1),
+        given={"task": "segmentation"},
+        classes=["background", "cat", "dög"],
+    ),
+    Case("CVAT", steps(images("images/{1..2}.jpg"), text("annotations.xml", cvat_xml(TWO))), "cvat", "detection", 2),
+    Case(
+        "CVAT with splits",
+        steps(images("{train,val}/{1..2}.jpg"), text("train.xml", cvat_xml(TWO)), text("val.xml", cvat_xml(TWO))),
+        *("cvat", "instance_segmentation", 2, 2),
+        given={"task": "instance_segmentation"},
+    ),
+    Case(
+        "DOTA",
+        steps(
+            images("{train,val}/images/P1.png"),
+            text("train/labelTxt/P1.txt", DOTA_LINES),
+            text("val/labelTxt/P1.txt", DOTA_LINES.replace("plane", "ship")),
+        ),
+        *("dota", "detection", 1, 1),
+        classes=["plane", "ship"],
+    ),
+]
+
+SEGMENTATION = [
+    Case(
+        "maps in splits",
+        steps(
+            images("{train,val}/images/{1..2}.jpg"),
+            maps("{train,val}/labels/{1..2}.png"),
+            text("classes.txt", "a\nb\nc\n"),
+        ),
+        *("maps", "segmentation", 2, 2),
+        classes=["a", "b", "c"],
+    ),
+    Case(
+        "splits in folders of images and maps",
+        steps(images("images/{training,validation}/{1..2}.jpg"), maps("annotations/{training,validation}/{1..2}.png")),
+        *("maps", "segmentation", 2, 2),
+        classes=["class_0", "class_1", "class_2"],
+        notes=["classes.txt"],
+    ),
+    Case(
+        "maps with a suffix",
+        steps(images("imgs/a/{1..2}.jpg"), maps("masks/a/{1..2}_mask.png", values=(0, 255))),
+        *("maps", "segmentation", 2),
+        classes=["background", "object"],
+    ),
+    Case(
+        "names with beginnings",
+        steps(images("img/img_{01..03}.png"), maps("gt/label_{01..03}.tif", values=(0, 1))),
+        *("maps", "segmentation", 3),
+        classes=["background", "object"],
+    ),
+    Case(
+        "maps beside images",
+        steps(
+            images("{train,val}/{1..2}.png"),
+            maps("{train,val}/{1..2}_mask.png"),
+            text("train/_classes.csv", "Pixel Value, Class\n0, sky\n1, road\n2, car\n"),
+        ),
+        *("maps", "segmentation", 2, 2),
+        classes=["sky", "road", "car"],
+    ),
+    Case(
+        "folders of maps beside folders of splits",
+        steps(images("{train,val}/{1..2}.jpg"), maps("{train,val}_masks/{1..2}_mask.png")),
+        *("maps", "segmentation", 2, 2),
+    ),
+    Case(
+        "folders with any names",
+        steps(images("a/{1..2}.jpg"), maps("b/{1..2}.png")),
+        *("maps", "segmentation", 2),
+    ),
+    Case(
+        "maps in color",
+        steps(
+            images("images/{1..2}.jpg"),
+            maps("labels/{1..2}.png", values=(0, 0, 0, 9, 8, 7), mode="RGB"),
+            text("label_colors.txt", "void 0 0 0\nroad 9 8 7\ncar 1 2 3\n"),
+        ),
+        *("maps", "segmentation", 2),
+        classes=["void", "road", "car"],
+    ),
+    Case(
+        "maps in color without names",
+        steps(images("images/{1..2}.jpg"), maps("masks/{1..2}.png", values=(0, 0, 0, 9, 8, 7), mode="RGB")),
+        *("maps", "segmentation", 2),
+        classes=["class_0", "class_1"],
+    ),
+    Case(
+        "maps with a palette and gaps",
+        steps(images("images/{1..2}.jpg"), maps("masks/{1..2}.png", values=(0, 100, 200), mode="P")),
+        *("maps", "segmentation", 2),
+        classes=["class_0", "class_1", "class_2"],
+    ),
+    Case(
+        "lists of names",
+        steps(
+            images("images/{1..3}.jpg"), maps("labels/{1..3}.png"), text("train.txt", "1\n2\n"), text("val.txt", "3\n")
+        ),
+        *("maps", "segmentation", 2, 1),
+    ),
+    Case(
+        "a list of pairs",
+        steps(
+            images("x/{1..2}.jpg"),
+            maps("y/m{1..2}.png"),
+            text("train.txt", "x/1.jpg y/m1.png\n"),
+            text("val.txt", "x/2.jpg y/m2.png\n"),
+        ),
+        *("map_list", "segmentation", 1, 1),
+    ),
+    Case(
+        "Cityscapes",
+        steps(
+            images("leftImg8bit/{train,val}/bonn/{1..2}_leftImg8bit.png"),
+            maps("gtFine/{train,val}/bonn/{1..2}_gtFine_labelIds.png", values=(7, 26)),
+        ),
+        *("cityscapes", "segmentation", 2, 2),
+    ),
+    Case(
+        "ADE20K",
+        steps(
+            images("ADE/images/{training,validation}/{1..2}.jpg"),
+            maps("ADE/annotations/{training,validation}/{1..2}.png"),
+            text("ADE/objectInfo150.txt", "Idx Ratio"),
+        ),
+        *("ade20k", "segmentation", 2, 2),
+    ),
+    Case(
+        "maps of Pascal VOC",
+        steps(
+            images("JPEGImages/{1..3}.jpg"),
+            maps("SegmentationClass/{1..3}.png", values=(0, 20, 255), mode="P"),
+            text("ImageSets/Segmentation/train.txt", "1\n2\n"),
+            text("ImageSets/Segmentation/val.txt", "3\n"),
+        ),
+        *("voc_segmentation", "segmentation", 2, 1),
+    ),
+    Case(
+        "maps of CVAT",
+        steps(
+            images("JPEGImages/{1..2}.jpg"),
+            maps("SegmentationClass/{1..2}.png", values=(0, 0, 0, 250, 50, 83), mode="RGB"),
+            text("ImageSets/Segmentation/default.txt", "1\n2\n"),
+            text("labelmap.txt", "# label:color_rgb:parts:actions\nbackground:0,0,0::\ncat:250,50,83::\n"),
+        ),
+        *("maps", "segmentation", 2),
+        classes=["background", "cat"],
+    ),
+    Case(
+        "panoptic",
+        steps(
+            images("{train,val}/{1..2}.jpg"),
+            maps("panoptic_{train,val}/{1..2}.png", values=(1, 0, 0), mode="RGB"),
+            content("annotations/panoptic_train.json", panoptic(TWO)),
+            content("annotations/panoptic_val.json", panoptic(TWO)),
+        ),
+        *("coco_panoptic", "panoptic", 2, 2),
+        notes=["--task segmentation"],
+    ),
+]
+
+OTHERS = [
+    Case("Market-1501", images(*MARKET), "market1501", "reid", 4, None, 8),
+    Case(
+        "VeRi",
+        images("{image_train,image_query,image_test}/{0001,0002}_c00{1,2}_00016450_0.jpg"),
+        "veri",
+        "reid",
+        4,
+        None,
+        8,
+    ),
+    Case(
+        "folders of identities", images("{01..60}/{1..2}.jpg"), "identity_folders", "reid", 120, given={"task": "reid"}
+    ),
+    Case("classes as identities", images(*CAT_SPLITS), "class_folders", "reid", 6, given={"task": "reid"}),
+    Case(
+        "identities of other names in val",
+        images("train/{a,b}/{1..2}.jpg", "val/{c,d}/{1..2}.jpg"),
+        "identity_folders",
+        "reid",
+        4,
+        4,
+        given={"task": "reid"},
+    ),
+    Case(
+        "list of identities",
+        steps(images("{1..4}.jpg"), text("x.csv", "file,pid,cam\n1.jpg,a,0\n2.jpg,a,1\n3.jpg,b,0\n4.jpg,b,1\n")),
+        *("identity_list", "reid", 4),
+    ),
+    Case(
+        "list of identities with splits",
+        steps(
+            images("{1..4}.jpg"),
+            text("x.csv", "path,identity,split\n1.jpg,a,train\n2.jpg,b,train\n3.jpg,c,test\n4.jpg,c,test\n"),
+        ),
+        *("identity_list", "reid", 2, None, 2),
+    ),
+    Case(
+        "videos in splits",
+        lambda make: videos(make, "train/{run,jump}/{1..3}.mp4", "val/{run,jump}/1.MP4"),
+        "video_folders",
+        "video",
+        6,
+        2,
+    ),
+    Case("videos without splits", lambda make: videos(make, "{run,jump}/{1..3}.avi"), "video_folders", "video", 6),
+    Case(
+        "lists of videos",
+        lambda make: steps(
+            lambda m: videos(m, "videos/{1..3}.mp4"),
+            text("train.txt", "1.mp4 0\n2.mp4 1\n"),
+            text("val.txt", "3.mp4 1\n"),
+        )(make),
+        *("video_list", "video", 2, 1),
+    ),
+    Case(
+        "folders of frames",
+        steps(images("{a,b}/{1..3}.jpg"), text("train.txt", "a 3 0\nb 3 1\n")),
+        *("video_list", "video", 2),
+    ),
+    Case("images", images("{1..5}.jpg"), "images", "selfsup", 5),
+    Case("images in splits", images("train/{1..5}.jpg", "val/1.jpg", "test/{1..2}.jpg"), "images", "selfsup", 5, 1, 2),
+    Case("images of classes without labels", images(*CAT_SPLITS), "class_folders", "selfsup", 6, 2, given=SELFSUP),
+    Case(
+        "images with broken labels",
+        steps(images("a/{1..5}.jpg"), text("instances_train.json", "{")),
+        "images",
+        "selfsup",
+        5,
+        given=SELFSUP,
+    ),
+    Case(
+        "images with boxes, without labels",
+        steps(images("train/{1..2}.jpg"), content("annotations/instances_train.json", coco(TWO))),
+        *("coco", "selfsup", 2),
+        given=SELFSUP,
+    ),
+]
+
+CASES = [*CLASSIFICATION, *DETECTION, *SEGMENTATION, *OTHERS]
+
+AMBIGUOUS = [
+    Wrong(
+        "many folders with few images",
+        images("{name00..name60}/1.jpg".replace("name", "")),
+        ["several ways", "--task classification", "--task reid"],
+    ),
+    Wrong("folders that are numbered", images("c{001..030}/{1..2}.jpg"), ["--task classification", "--task reid"]),
+    Wrong(
+        "boxes and maps",
+        steps(
+            images("images/{1..2}.jpg"),
+            maps("masks/{1..2}.png"),
+            content("annotations/instances_train.json", coco(TWO)),
+        ),
+        ["--task detection", "--task segmentation"],
+    ),
+    Wrong(
+        "boxes and panoptic segments",
+        steps(
+            images("train/{1..2}.jpg"),
+            maps("panoptic_train/{1..2}.png"),
+            content("annotations/instances_train.json", coco(TWO)),
+            content("annotations/panoptic_train.json", panoptic(TWO)),
+        ),
+        ["--task detection", "--task panoptic"],
+    ),
+    Wrong(
+        "two formats of boxes",
+        steps(
+            images("{1..2}.jpg"),
+            content("coco_train.json", coco(TWO)),
+            *(text(f"{number}.xml", voc_xml()) for number in (1, 2)),
+        ),
+        ["--layout coco", "--layout voc"],
+    ),
+    Wrong(
+        "boxes and maps of Pascal VOC",
+        steps(
+            images("JPEGImages/{1..2}.jpg"),
+            maps("SegmentationClass/{1..2}.png"),
+            *(text(f"Annotations/{number}.xml", voc_xml()) for number in (1, 2)),
+            *(text(f"ImageSets/{kind}/train.txt", "1\n2\n") for kind in ("Main", "Segmentation")),
+        ),
+        ["--task detection", "--task segmentation"],
+    ),
+    Wrong(
+        "a list with two columns of labels",
+        steps(images("{1..4}.jpg"), text("a.csv", "path,color,shape\n1.jpg,a,x\n2.jpg,b,x\n3.jpg,a,y\n4.jpg,b,y\n")),
+        ["a.csv", "color, shape", "call one of them label"],
+    ),
+    Wrong(
+        "two lists",
+        steps(
+            images("{1..2}.jpg"),
+            text("a.csv", "path,label\n1.jpg,a\n2.jpg,b\n"),
+            text("b.csv", "path,label\n1.jpg,x\n2.jpg,y\n"),
+        ),
+        ["--layout list_a", "--layout list_b"],
+    ),
+]
+
+BROKEN = [
+    Wrong("nothing", lambda make: None, ["is empty"]),
+    Wrong("empty folders", lambda make: (make.root / "a").mkdir(), ["is empty"]),
+    Wrong("no such folder", lambda make: None, ["there is no such folder"], file="gone"),
+    Wrong(
+        "other files", steps(text("a.py", ""), text("b/c.md", "")), ["no layout", "1 .py", "1 .md", "nearest", "b/c.md"]
+    ),
+    Wrong(
+        "JSON that is cut off",
+        steps(images("train/1.jpg"), text("annotations/instances_train.json", '{"images": [')),
+        ["instances_train.json is not JSON"],
+    ),
+    Wrong(
+        "an empty JSON file",
+        steps(images("train/1.jpg"), text("annotations/instances_train.json", "")),
+        ["instances_train.json is empty"],
+    ),
+    Wrong(
+        "no images of a JSON file",
+        steps(images("train/9.jpg"), content("annotations/instances_train.json", coco(TWO))),
+        ["instances_train.json", "1.jpg", "not found"],
+    ),
+    Wrong(
+        "no JSON to train on",
+        steps(images("val/{1..2}.jpg"), content("annotations/instances_val.json", coco(TWO))),
+        ["instances_val.json", "to train on"],
+    ),
+    Wrong("one class", images("cat/{1..5}.jpg"), ["one folder with images, cat", "--task selfsup"]),
+    Wrong("one class in train", images("train/cat/{1..5}.jpg"), ["train has one folder", "cat"]),
+    Wrong("val without train", images("val/{cat,dog}/1.jpg"), ["val has class folders", "none to train on"]),
+    Wrong(
+        "another class in val",
+        images("train/{a,b}/1.jpg", "val/{a,x}/1.jpg"),
+        ["val/x", "no classes of the training data"],
+    ),
+    Wrong("other classes in val", images("train/{a,b}/1.jpg", "val/{x,y}/{1..2}.jpg"), ["val/x", "--task reid"]),
+    Wrong(
+        "images without maps",
+        steps(images("images/{1..4}.jpg"), maps("masks/9.png")),
+        ["images", "masks", "fewer than half"],
+    ),
+    Wrong(
+        "maps with shades of gray",
+        steps(images("images/1.jpg"), maps("masks/1.png", values=tuple(range(0, 256, 3)))),
+        ["masks", "different gray values"],
+    ),
+    Wrong(
+        "maps with more values than names",
+        steps(images("images/1.jpg"), maps("masks/1.png", values=(0, 7)), text("classes.txt", "a\nb\n")),
+        ["value 7", "classes.txt", "0 to 1"],
+    ),
+    Wrong("a map that is no image", steps(images("images/1.jpg"), text("masks/1.png", "x")), ["masks/1.png"]),
+    Wrong(
+        "paths of data.yaml",
+        steps(lambda make: yolo(make, ("images/train", "labels/train")), text("data.yaml", YAML)),
+        ["data.yaml: val is images/val", "there is no"],
+    ),
+    Wrong(
+        "data.yaml that is no YAML",
+        steps(images("images/train/1.jpg"), text("data.yaml", YAML + "x: [")),
+        ["data.yaml is not YAML"],
+    ),
+    Wrong(
+        "data.yaml without train",
+        steps(
+            lambda make: yolo(make, ("images/val", "labels/val")),
+            text("data.yaml", YAML.replace("train: images/train\n", "")),
+        ),
+        ["none to train on", "data.yaml"],
+    ),
+    Wrong(
+        "keypoints of YOLO",
+        steps(
+            lambda make: yolo(make, ("images/train", "labels/train")), text("data.yaml", YAML + "kpt_shape: [17, 3]\n")
+        ),
+        ["data.yaml", "COCO's format only"],
+    ),
+    Wrong(
+        "names of data.yaml",
+        steps(
+            lambda make: yolo(make, ("images/train", "labels/train")),
+            text("data.yaml", "train: images/train\nnames: 3\n"),
+        ),
+        ["data.yaml: names is 3"],
+    ),
+    Wrong("XML without images", steps(text("Annotations/1.xml", voc_xml())), ["Annotations", "no images"]),
+    Wrong(
+        "no list to train on",
+        steps(images("JPEGImages/1.jpg"), text("Annotations/1.xml", voc_xml()), text("ImageSets/Main/val.txt", "1\n")),
+        ["ImageSets/Main/train.txt"],
+    ),
+    Wrong(
+        "an XML file of CVAT without images",
+        text("annotations.xml", cvat_xml(TWO)),
+        ["annotations.xml", "1.jpg", "not found"],
+    ),
+    Wrong(
+        "boxes in a list",
+        steps(images("{1..2}.jpg"), text("a.csv", "path,label,xmin,ymin\n1.jpg,a,1,2\n2.jpg,b,1,2\n")),
+        ["a.csv lists boxes", "COCO"],
+    ),
+    Wrong(
+        "a list without labels",
+        steps(images("{1..2}.jpg"), text("a.csv", "path,size\n1.jpg,0.5\n2.jpg,0.25\n")),
+        ["a.csv", "no column with labels", "size"],
+    ),
+    Wrong(
+        "labels that are not trained on",
+        steps(
+            images("{1..2}.jpg"), text("train.csv", "path,label\n1.jpg,a\n"), text("val.csv", "path,label\n2.jpg,b\n")
+        ),
+        ["val.csv", "b are no labels in train.csv"],
+    ),
+    Wrong("no query", images("bounding_box_train/0001_c1.jpg"), ["bounding_box_train", "no query"]),
+    Wrong(
+        "names without camera",
+        images("{bounding_box_train,query,bounding_box_test}/anna.jpg"),
+        ["anna.jpg is not named"],
+    ),
+    Wrong("no idx labels", lambda make: make.write("train-images-idx3-ubyte", b"x"), ["train-labels-idx1-ubyte"]),
+    Wrong("a tar file of something else", lambda make: make.write("a.tar", b"x" * 2000), ["a.tar is not a tar file"]),
+    Wrong("a folder with an archive", text("data.zip", "PK"), ["data.zip", "unpack it"]),
+    Wrong("an archive", text("data.tar.gz", "x"), ["is an archive; unpack it"], file="data.tar.gz"),
+    Wrong("an image", images("1.jpg"), ["is an image", "the folder"], file="1.jpg"),
+    Wrong("a video", text("1.mp4", ""), ["is a video", "the folder"], file="1.mp4"),
+    Wrong("a file of another kind", text("notes.md", "x"), ["notes.md", "no layout"], file="notes.md"),
+    Wrong(
+        "a task that does not fit",
+        images(*CATS),
+        ["--task detection does not fit", "2 class folders", "--task classification", "--task reid"],
+        {"task": "detection"},
+    ),
+    Wrong("an unknown task", images(*CATS), ["task: 'boxes' is none of"], {"task": "boxes"}),
+    Wrong("an unknown layout", images(*CATS), ["--layout yolo does not fit"], {"layout": "yolo"}),
+    Wrong(
+        "self-supervision of videos", lambda make: videos(make, "{a,b}/1.mp4"), ["--task selfsup does not fit"], SELFSUP
+    ),
+    Wrong(
+        "a link to itself", lambda make: os.symlink("a", make.root / "a"), ["a cannot be searched", "symbolic links"]
+    ),
+    Wrong("names with line breaks", lambda make: make.write("a\nb.xyz", b""), ["no layout", "a\\nb.xyz"]),
+]
+
+WRONG = [*AMBIGUOUS, *BROKEN]
