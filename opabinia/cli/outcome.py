@@ -78,7 +78,7 @@ def best_text(best: Mapping[str, Any]) -> str:
 
 def _score_at(folder: Path, step: int, metric: str | None) -> tuple[str | None, float | None]:
     """Read the score ``metric`` (None: the first one) of a step from the metrics log."""
-    newest = takewhile(lambda line: line["step"] >= step, _metrics(folder))
+    newest = takewhile(lambda line: line["step"] >= step, metrics_lines(folder))
     lines = [line for line in newest if line["step"] == step and "time/step" not in line]
     scores = {name: value for line in lines for name, value in line.items() if isinstance(value, float)}
     metric = metric or next((name for line in reversed(lines) for name in line if "/" in name), None)
@@ -87,11 +87,11 @@ def _score_at(folder: Path, step: int, metric: str | None) -> tuple[str | None, 
 
 def training_metrics(folder: Path) -> dict[str, float]:
     """Return the last values of the training metrics (``train/loss`` ...) in a run's metrics log."""
-    last: Mapping[str, Any] = next((line for line in _metrics(folder) if "train/loss" in line), {})
+    last: Mapping[str, Any] = next((line for line in metrics_lines(folder) if "train/loss" in line), {})
     return {name: value for name, value in last.items() if name.startswith("train/")}
 
 
-def _metrics(folder: Path) -> Iterator[Mapping[str, Any]]:
+def metrics_lines(folder: Path) -> Iterator[Mapping[str, Any]]:
     """Yield the lines of the metrics log, newest first; with a warning none from a damaged one on."""
     try:
         yield from read_json_lines(folder / "metrics.jsonl", MetricsLine)
@@ -113,19 +113,19 @@ def _has_labels(folder: Path) -> bool:
     return any(info.classes for info in (dataset_info, *dataset_info.streams.values()))
 
 
-def print_ending(folder: Path) -> None:
-    """Print the best checkpoint of a finished run, and the next commands; on rank 0 only."""
+def print_ending(folder: Path, commands: Sequence[NextCommand] | None = None) -> None:
+    """Print the best checkpoint of a finished run, and the next commands (None: all of them); on rank 0 only."""
     if launched_rank(os.environ):
         return
     best = best_of(folder)
     if best is not None:
         print(f"{best_text(best)}: {best['checkpoint']}")
     print("next:")
-    commands = [(shlex.join(command.words), command.purpose) for command in next_commands(folder)]
-    width = max(len(command) for command, _ in commands)
-    lines = [f"  {command:<{width}}  # {purpose}" for command, purpose in commands]
+    texts = [(shlex.join(command.words), command.purpose) for command in commands or next_commands(folder)]
+    width = max(len(command) for command, _ in texts)
+    lines = [f"  {command:<{width}}  # {purpose}" for command, purpose in texts]
     if sys.stdout.isatty() and max(map(len, lines)) > shutil.get_terminal_size().columns:
-        lines = [f"  # {purpose}\n  {command}" for command, purpose in commands]
+        lines = [f"  # {purpose}\n  {command}" for command, purpose in texts]
     print("\n".join(lines))
 
 

@@ -1,0 +1,212 @@
+"""The conclusion of a run for its user: how good the best checkpoint is, compared with what, and what would help."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from opabinia.cli.outcome import best_of, metrics_lines, next_commands, print_ending
+from opabinia.runtime.json_files import InvalidFile, read_json
+from opabinia.runtime.slurm import launched_rank
+from opabinia.runtime.text import plural
+from opabinia.runtime.weighted_scores import score_weights
+
+if TYPE_CHECKING:
+    from opabinia.training.baselines import Baseline
+
+PIXEL_SECONDS = 10.0
+"""Maximum time for reading images for the baseline of pixels."""
+
+_MAX_LINES = 12
+_COMMANDS = ("predict", "report", "export", "train")
+"""The commands for a user's first model; the documentation has others."""
+
+_CLASS_SCORES = ("PQ", "IoU", "AP", "recall")
+_WORST = 3
+_MIN_EVALUATIONS = 6
+
+
+@dataclass(frozen=True)
+class ClassScore:
+    """The score of a class, and how many validation images, objects or pixels of it there are: ``24 images``."""
+
+    name: str
+    score: float
+    count: str
+
+
+@dataclass(frozen=True)
+class Conclusion:
+    """What is known of the best checkpoint of a finished run.
+
+    Attributes:
+        metric: its main score, such as ``val/top1``.
+        score: its value.
+        interval: 95 % confidence interval: ``low``, ``high``, and ``unit`` and ``count`` of what was resampled; None if
+            the score has none.
+        baselines: scores without training.
+        worst_classes: the classes with the lowest scores, worst first.
+        advice: whether more time or more data would help, sentences.
+    """
+
+    metric: str
+    score: float
+    interval: Mapping[str, Any] | None
+    baselines: Sequence[Baseline]
+    worst_classes: Sequence[ClassScore]
+    advice: Sequence[str]
+
+    def lines(self) -> list[str]:
+        """Return the text, a line for each."""
+        spread = ""
+        if self.interval is not None:
+            low, high, count, unit = (self.interval[key] for key in ("low", "high", "count", "unit"))
+            spread = f" (95 % confidence: {low:.3f} to {high:.3f}; {count} {unit})"
+        lines = [f"{self.metric} {self.score:.4f}{spread}"]
+        if self.baselines:
+            lines.append("without training: " + "; ".join(f"{base.text}: {base.score:.3f}" for base in self.baselines))
+            highest = max(self.baselines, key=lambda base: base.score)
+            if highest.score >= (self.score if self.interval is None else self.interval["low"]):
+                lines.append("this is not clearly better than without training: train longer, or look for wrong labels")
+        if self.worst_classes:
+            worst = ", ".join(f"{each.name}: {each.score:.2f} ({each.count})" for each in self.worst_classes)
+            lines.append(f"worst classes: {worst}")
+        return [*lines, *self.advice]
+
+    def plain(self) -> dict[str, Any]:
+        """Return it as JSON values."""
+        baselines = [base._asdict() for base in self.baselines]
+        return {**asdict(self), "baselines": baselines}
+
+
+def print_conclusion(folder: Path, conclusion: Conclusion | None) -> None:
+    """Print at most twelve lines: the conclusion of a finished run, its best checkpoint and the next commands; on rank
+    0 only."""
+    lines = [] if conclusion is None else conclusion.lines()
+    if not launched_rank(os.environ):
+        print(*lines, sep="\n", end="\n" * bool(lines))
+    commands = [command for command in next_commands(folder) if command.words[1] in _COMMANDS]
+    room = max(2, _MAX_LINES - len(lines) - 2)
+    print_ending(folder, [*commands[: room - 1], commands[-1]])
+
+
+def conclude(folder: Path, *, seconds: float = PIXEL_SECONDS) -> Conclusion | None:
+    """Draw the conclusion of a finished run; None if it has no best checkpoint with a score, and on ranks other than 0.
+
+    It costs an evaluation of the best checkpoint, with confidence intervals, by all ranks (the tables in the folder are
+    those of the last evaluation), and at most ``seconds``.
+
+    Args:
+        folder: the run folder.
+        seconds: maximum time for reading images for the baseline of pixels; 0: without it.
+
+    Raises:
+        ConfigError: the run, its checkpoint or its data cannot be read.
+    """
+    from opabinia.training.baselines import constant_baseline, pixel_baseline
+    from opabinia.training.launch import evaluate
+    from opabinia.training.run_folder import resolve
+
+    best = best_of(folder)
+    if best is None or not isinstance(best["score"], float):
+        return None
+    scores = evaluate(folder, confidence=True)
+    metric = next((name for name in score_weights(best["metric"]) if name in scores), None)
+    if metric is None or launched_rank(os.environ):
+        return None
+    tables = _tables(folder / "eval" / metric.rpartition("/")[0], best["step"])
+    interval = tables.get("confidence", {}).get(metric.rpartition("/")[2])
+    samples = read_json(folder / "eval" / metric.rpartition("/")[0] / "scores.json", dict[str, Any])["samples"]
+    baselines = [constant_baseline(metric, tables, samples)]
+    if seconds > 0:
+        baselines.append(pixel_baseline(resolve(folder), metric, seconds))
+    uncertainty = None if interval is None else (interval["high"] - interval["low"]) / 2
+    return Conclusion(
+        metric=metric,
+        score=scores[metric],
+        interval=interval,
+        baselines=[baseline for baseline in baselines if baseline is not None],
+        worst_classes=worst_classes(tables, "videos" if interval and interval["unit"] == "videos" else "images"),
+        advice=[time_advice(list(metrics_lines(folder))[::-1], metric, scores[metric], uncertainty)],
+    )
+
+
+def _tables(folder: Path, step: int) -> Mapping[str, Any]:
+    """Return the tables of an evaluation of a step: ``details.json`` of a set, or of the step's own folder in it."""
+    for file in (folder / f"step-{step:08d}" / "details.json", folder / "details.json"):
+        try:
+            details = read_json(file, dict[str, Any])
+        except InvalidFile:
+            continue
+        if details.get("step") == step:
+            return details
+    return {}
+
+
+def worst_classes(tables: Mapping[str, Any], samples: str) -> list[ClassScore]:
+    """Return the classes with the lowest scores below 1, at most three and fewer than there are.
+
+    Args:
+        tables: ``details.json`` of an evaluation.
+        samples: name of its samples, ``images`` or ``videos``.
+    """
+    rows = tables.get("per_class") or []
+    key = next((name for name in _CLASS_SCORES if rows and name in rows[0]), None)
+    if key is None:
+        return []
+    pixels = max(1, sum(row.get("pixels", 0) for row in rows))
+    scored = sorted((row for row in rows if _has_samples(row) and row[key] is not None), key=lambda row: row[key])
+    worst = [row for row in scored[: min(_WORST, len(scored) - 1)] if row[key] < 1]
+    return [ClassScore(row["class"], row[key], _count_of(row, samples, pixels)) for row in worst]
+
+
+def _has_samples(row: Mapping[str, Any]) -> bool:
+    return any(row.get(key) for key in ("samples", "objects", "pixels", "matched", "missed"))
+
+
+def _count_of(row: Mapping[str, Any], samples: str, pixels: int) -> str:
+    if "samples" in row:
+        return plural(row["samples"], samples.removesuffix("s"))
+    if row.get("objects"):
+        return plural(row["objects"], "object")
+    if "pixels" in row:
+        return f"{row['pixels'] / pixels:.1%} of the pixels"
+    return plural(row["matched"] + row["missed"], "segment")
+
+
+def time_advice(lines: Sequence[Mapping[str, Any]], metric: str, best: float, uncertainty: float | None) -> str:
+    """Return a sentence: whether a longer training would help, as far as the metrics log shows it.
+
+    It compares the medians of the score in the last and in the middle third of the run; what the same recipe would
+    have reached with another length is not known.
+
+    Args:
+        lines: lines of the metrics log, oldest first.
+        metric: the score.
+        best: its value at the best checkpoint.
+        uncertainty: half of the width of its confidence interval; None: as much as it changes from one evaluation to
+            the next.
+    """
+    values = [(line["step"], line[metric]) for line in lines if isinstance(line.get(metric), float)]
+    if len(values) < _MIN_EVALUATIONS:
+        return f"more time: {plural(len(values), 'evaluation')} are too few to see whether a longer training would help"
+    total = values[-1][0]
+    thirds = [[score for step, score in values if low < step / total <= low + 1 / 3] for low in (1 / 3, 2 / 3)]
+    middle, last = (sorted(scores)[len(scores) // 2] if scores else None for scores in thirds)
+    if middle is None or last is None:
+        return "more time: the evaluations are too uneven to see whether a longer training would help"
+    if uncertainty is None:
+        uncertainty = max(abs(new - old) for (_, old), (_, new) in pairwise(values[-len(values) // 3 :]))
+    scores = [score for _, score in values]
+    change = f"from the middle to the last third of the run the score changed by {last - middle:+.3f}"
+    low_is_better = abs(best - min(scores)) < abs(best - max(scores))
+    gain = middle - last if low_is_better else last - middle
+    if gain > uncertainty:
+        return f"more time: {change}: a longer training is worth a try (train.length)"
+    if gain < -uncertainty:
+        return f"more time: {change}: it overfits; more data or stronger augmentation would help, not time"
+    return f"more time: {change}, within its uncertainty of {uncertainty:.3f}: a longer training would add little"

@@ -1,0 +1,99 @@
+"""The conclusion of a run: its text, worst classes, and what is said about more time."""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from opabinia.cli.conclusion import ClassScore, Conclusion, conclude, print_conclusion, time_advice, worst_classes
+from opabinia.training.baselines import Baseline
+from tests.cli.conftest import CommandResult
+
+RECALLS = [
+    {"class": "shirt", "samples": 50, "recall": 0.8},
+    {"class": "skirt", "samples": 1, "recall": 0.0},
+    {"class": "dress", "samples": 20, "recall": 1.0},
+    {"class": "sock", "samples": 0, "recall": 0.0},
+]
+CLASSES: dict[str, tuple[Sequence[Any], list[tuple[str, float, str]]]] = {
+    "recall": (RECALLS, [("skirt", 0.0, "1 image"), ("shirt", 0.8, "50 images")]),
+    "AP": (
+        [
+            {"class": "cell", "objects": 9, "AP": 0.5},
+            {"class": "cup", "objects": 2, "AP": 0.1},
+            {"class": "x", "objects": 0, "AP": None},
+        ],
+        [("cup", 0.1, "2 objects")],
+    ),
+    "IoU": (
+        [{"class": "road", "pixels": 900, "IoU": 0.9}, {"class": "pole", "pixels": 100, "IoU": 0.2}],
+        [("pole", 0.2, "10.0% of the pixels")],
+    ),
+    "PQ": (
+        [
+            {"class": "car", "PQ": 0.5, "matched": 3, "missed": 1},
+            {"class": "sky", "PQ": 0.7, "matched": 1, "missed": 0},
+        ],
+        [("car", 0.5, "4 segments")],
+    ),
+    "one class": ([{"class": "cell", "objects": 9, "AP": 0.5}], []),
+    "none": ([], []),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("rows", "expected"), CLASSES.values(), ids=CLASSES)
+def test_worst_classes(rows: Sequence[Any], expected: list[tuple[str, float, str]]) -> None:
+    assert worst_classes({"per_class": rows}, "images") == [ClassScore(*row) for row in expected]
+
+
+CURVES: dict[str, tuple[list[float], float | None, str]] = {
+    "rising": ([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9], 0.05, "a longer training is worth a try"),
+    "flat": ([0.1, 0.5, 0.7, 0.8, 0.8, 0.81, 0.81, 0.81, 0.82], 0.05, "within its uncertainty of 0.050"),
+    "flat, noisy": ([0.1, 0.5, 0.7, 0.8, 0.7, 0.8, 0.8, 0.7, 0.8], None, "within its uncertainty of 0.100"),
+    "overfitting": ([0.1, 0.5, 0.9, 0.9, 0.9, 0.8, 0.7, 0.7, 0.7], 0.05, "it overfits"),
+    "few": ([0.1, 0.2, 0.3], 0.05, "3 evaluations are too few"),
+}
+
+
+@pytest.mark.parametrize(("scores", "uncertainty", "text"), CURVES.values(), ids=CURVES)
+@pytest.mark.parametrize("sign", [1, -1])
+def test_advice_about_time(scores: list[float], uncertainty: float | None, text: str, sign: int) -> None:
+    """Also of a loss, for which low is better."""
+    lines = [{"step": 10 * number, "val/score": sign * score} for number, score in enumerate(scores, 1)]
+    lines = [line for evaluation in lines for line in ({"step": evaluation["step"], "train/loss": 1.0}, evaluation)]
+    assert text in time_advice(lines, "val/score", sign * max(scores), uncertainty)
+
+
+def test_text() -> None:
+    interval = {"low": 0.88, "high": 0.94, "count": 341, "unit": "images"}
+    baselines = [Baseline('always answering "t-shirt"', 0.163), Baseline("pixels", 0.5)]
+    conclusion = Conclusion(
+        "val/top1", 0.912, interval, baselines, [ClassScore("skirt", 0.75, "12 images")], ["more time: no"]
+    )
+    assert conclusion.lines() == [
+        "val/top1 0.9120 (95 % confidence: 0.880 to 0.940; 341 images)",
+        'without training: always answering "t-shirt": 0.163; pixels: 0.500',
+        "worst classes: skirt: 0.75 (12 images)",
+        "more time: no",
+    ]
+    assert json.loads(json.dumps(conclusion.plain()))["baselines"][0]["score"] == 0.163
+    bad = Conclusion("val/top1", 0.49, None, baselines, [], [])
+    assert bad.lines()[-1].startswith("this is not clearly better than without training")
+
+
+def test_the_conclusion_of_a_run(
+    opabinia: Callable[..., CommandResult], copied_run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    conclusion = conclude(copied_run)
+    assert conclusion is not None and conclusion.interval is not None
+    assert conclusion.interval["low"] < conclusion.score < conclusion.interval["high"]
+    texts = [baseline.text for baseline in conclusion.baselines]
+    assert texts[0].startswith('always answering "') and texts[1].startswith("class of the most similar training image")
+    assert len(conclusion.worst_classes) == 3
+    capsys.readouterr()
+    print_conclusion(copied_run, conclusion)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("val/top1 0.") and "next:" in lines and len(lines) <= 12
+    assert lines[-1].startswith(f"  opabinia train {copied_run} --resume")
