@@ -163,6 +163,7 @@ class SomeDigits(Digits):
 
     def __init__(self, *, n: Count, split: Literal["train", "val"] = "train") -> None:
         super().__init__(split=split)
+        self.info = self.info.select(np.arange(n))
         self._n, self._split = n, split
 
     def __len__(self) -> int:

@@ -158,7 +158,7 @@ def test_a_hundred_signals(
     expected = uninterrupted if processes == 1 else two_process_outcome
 
     def start_run(name: str) -> list[Program]:
-        words = [str(recipe), "train.num_threads=1", "--out", str(tmp_path), "--name", name, "--resume"]
+        words = [str(recipe), "train.num_threads=1", "--out", str(tmp_path), "--name", name, "--resume", "auto"]
         return start(server, processes, *words, environments=[{SLOW: "0.005"}])
 
     began = time.monotonic()
