@@ -17,6 +17,7 @@ from opabinia.runtime.weighted_scores import score_weights
 
 if TYPE_CHECKING:
     from opabinia.training.baselines import Baseline
+    from opabinia.training.learning_curve import LearningCurve
 
 PIXEL_SECONDS = 10.0
 """Maximum time for reading images for the baseline of pixels."""
@@ -94,7 +95,7 @@ def print_conclusion(folder: Path, conclusion: Conclusion | None) -> None:
     print_ending(folder, [*commands[: room - 1], commands[-1]])
 
 
-def conclude(folder: Path, *, seconds: float = PIXEL_SECONDS) -> Conclusion | None:
+def conclude(folder: Path, *, seconds: float = PIXEL_SECONDS, curve_seconds: float = 0.0) -> Conclusion | None:
     """Draw the conclusion of a finished run; None if it has no best checkpoint with a score, and on ranks other than 0.
 
     It costs an evaluation of the best checkpoint, with confidence intervals, by all ranks (the tables in the folder are
@@ -103,12 +104,15 @@ def conclude(folder: Path, *, seconds: float = PIXEL_SECONDS) -> Conclusion | No
     Args:
         folder: the run folder.
         seconds: maximum time for reading images for the baseline of pixels; 0: without it.
+        curve_seconds: maximum time for short runs on parts of the training data, which show whether more data would
+            help; 0: without them.
 
     Raises:
         ConfigError: the run, its checkpoint or its data cannot be read.
     """
     from opabinia.training.baselines import constant_baseline, pixel_baseline
     from opabinia.training.launch import evaluate
+    from opabinia.training.learning_curve import learning_curve
     from opabinia.training.run_folder import resolve
 
     best = best_of(folder)
@@ -125,13 +129,20 @@ def conclude(folder: Path, *, seconds: float = PIXEL_SECONDS) -> Conclusion | No
     if seconds > 0:
         baselines.append(pixel_baseline(resolve(folder), metric, seconds))
     uncertainty = None if interval is None else (interval["high"] - interval["low"]) / 2
+    lines = list(metrics_lines(folder))[::-1]
+    values = [(line["step"], line[metric]) for line in lines if isinstance(line.get(metric), float)]
+    sign = direction([value for _, value in values], scores[metric])
+    advice = [time_advice(values, sign, uncertainty)]
+    if curve_seconds > 0:
+        curve = learning_curve(folder, lines, metric, curve_seconds)
+        advice.append(data_advice(curve, sign, uncertainty))
     return Conclusion(
         metric=metric,
         score=scores[metric],
         interval=interval,
         baselines=[baseline for baseline in baselines if baseline is not None],
         worst_classes=worst_classes(tables, "videos" if interval and interval["unit"] == "videos" else "images"),
-        advice=[time_advice(list(metrics_lines(folder))[::-1], metric, scores[metric], uncertainty)],
+        advice=advice,
     )
 
 
@@ -178,20 +189,23 @@ def _count_of(row: Mapping[str, Any], samples: str, pixels: int) -> str:
     return plural(row["matched"] + row["missed"], "segment")
 
 
-def time_advice(lines: Sequence[Mapping[str, Any]], metric: str, best: float, uncertainty: float | None) -> str:
-    """Return a sentence: whether a longer training would help, as far as the metrics log shows it.
+def direction(values: Sequence[float], best: float) -> int:
+    """Return 1 if high values of a score are better, and -1 if low ones are, by that of the best checkpoint."""
+    return -1 if values and abs(best - min(values)) < abs(best - max(values)) else 1
+
+
+def time_advice(values: Sequence[tuple[int, float]], sign: int, uncertainty: float | None) -> str:
+    """Return a sentence: whether a longer training would help, as far as the evaluations of the run show it.
 
     It compares the medians of the score in the last and in the middle third of the run; what the same recipe would
     have reached with another length is not known.
 
     Args:
-        lines: lines of the metrics log, oldest first.
-        metric: the score.
-        best: its value at the best checkpoint.
-        uncertainty: half of the width of its confidence interval; None: as much as it changes from one evaluation to
-            the next.
+        values: step and score of each evaluation.
+        sign: 1 if high scores are better, else -1.
+        uncertainty: half of the width of the score's confidence interval; None: as much as it changes from one
+            evaluation to the next.
     """
-    values = [(line["step"], line[metric]) for line in lines if isinstance(line.get(metric), float)]
     if len(values) < _MIN_EVALUATIONS:
         return f"more time: {plural(len(values), 'evaluation')} are too few to see whether a longer training would help"
     total = values[-1][0]
@@ -201,12 +215,29 @@ def time_advice(lines: Sequence[Mapping[str, Any]], metric: str, best: float, un
         return "more time: the evaluations are too uneven to see whether a longer training would help"
     if uncertainty is None:
         uncertainty = max(abs(new - old) for (_, old), (_, new) in pairwise(values[-len(values) // 3 :]))
-    scores = [score for _, score in values]
     change = f"from the middle to the last third of the run the score changed by {last - middle:+.3f}"
-    low_is_better = abs(best - min(scores)) < abs(best - max(scores))
-    gain = middle - last if low_is_better else last - middle
+    gain = sign * (last - middle)
     if gain > uncertainty:
         return f"more time: {change}: a longer training is worth a try (train.length)"
     if gain < -uncertainty:
         return f"more time: {change}: it overfits; more data or stronger augmentation would help, not time"
     return f"more time: {change}, within its uncertainty of {uncertainty:.3f}: a longer training would add little"
+
+
+def data_advice(curve: LearningCurve | None, sign: int, uncertainty: float | None) -> str:
+    """Return a sentence: whether more training data would help.
+
+    Args:
+        curve: scores of runs on parts of the training data; None: there was no time for them.
+        sign: 1 if high scores are better, else -1.
+        uncertainty: half of the width of the confidence interval of a score; None: unknown.
+    """
+    if curve is None:
+        return "more data: not measured, for lack of time or of data"
+    runs = f"{curve.samples[0]} to {curve.samples[-1]} samples, {curve.steps} steps each"
+    change = f"more data: twice the training data changed the score by {curve.gain:+.3f} ({runs})"
+    spread = None if uncertainty is None else curve.gain_uncertainty(uncertainty)
+    if spread is None or sign * curve.gain <= spread:
+        within = "" if spread is None else f", within its uncertainty of {spread:.3f}"
+        return f"{change}{within}: it cannot be told whether more data would help"
+    return f"{change}, more than its uncertainty of {spread:.3f}: more data would help"

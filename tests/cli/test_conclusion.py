@@ -7,8 +7,18 @@ from typing import Any
 
 import pytest
 
-from opabinia.cli.conclusion import ClassScore, Conclusion, conclude, print_conclusion, time_advice, worst_classes
+from opabinia.cli.conclusion import (
+    ClassScore,
+    Conclusion,
+    conclude,
+    data_advice,
+    direction,
+    print_conclusion,
+    time_advice,
+    worst_classes,
+)
 from opabinia.training.baselines import Baseline
+from opabinia.training.learning_curve import LearningCurve
 from tests.cli.conftest import CommandResult
 
 RECALLS = [
@@ -61,9 +71,21 @@ CURVES: dict[str, tuple[list[float], float | None, str]] = {
 @pytest.mark.parametrize("sign", [1, -1])
 def test_advice_about_time(scores: list[float], uncertainty: float | None, text: str, sign: int) -> None:
     """Also of a loss, for which low is better."""
-    lines = [{"step": 10 * number, "val/score": sign * score} for number, score in enumerate(scores, 1)]
-    lines = [line for evaluation in lines for line in ({"step": evaluation["step"], "train/loss": 1.0}, evaluation)]
-    assert text in time_advice(lines, "val/score", sign * max(scores), uncertainty)
+    values = [(10 * number, sign * score) for number, score in enumerate(scores, 1)]
+    assert direction([value for _, value in values], sign * max(scores)) == sign
+    assert text in time_advice(values, sign, uncertainty)
+
+
+def test_advice_about_data() -> None:
+    curve = LearningCurve((100, 200, 400), (0.5, 0.6, 0.7), 50)
+    assert curve.gain == pytest.approx(0.1) and curve.gain_uncertainty(0.05) == pytest.approx(0.05 / 2**0.5)
+    assert data_advice(curve, 1, 0.05) == (
+        "more data: twice the training data changed the score by +0.100 (100 to 400 samples, 50 steps each), more than "
+        "its uncertainty of 0.035: more data would help"
+    )
+    for sign, uncertainty in ((1, 0.2), (1, None), (-1, 0.05)):
+        assert "it cannot be told whether more data would help" in data_advice(curve, sign, uncertainty)
+    assert "not measured" in data_advice(None, 1, 0.05)
 
 
 def test_text() -> None:
@@ -86,12 +108,13 @@ def test_text() -> None:
 def test_the_conclusion_of_a_run(
     opabinia: Callable[..., CommandResult], copied_run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    conclusion = conclude(copied_run)
+    conclusion = conclude(copied_run, curve_seconds=1)
     assert conclusion is not None and conclusion.interval is not None
     assert conclusion.interval["low"] < conclusion.score < conclusion.interval["high"]
     texts = [baseline.text for baseline in conclusion.baselines]
     assert texts[0].startswith('always answering "') and texts[1].startswith("class of the most similar training image")
     assert len(conclusion.worst_classes) == 3
+    assert conclusion.advice[1] == "more data: not measured, for lack of time or of data"
     capsys.readouterr()
     print_conclusion(copied_run, conclusion)
     lines = capsys.readouterr().out.splitlines()
