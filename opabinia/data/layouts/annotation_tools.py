@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from opabinia.data.decoding.images import EXTENSIONS
-from opabinia.data.layouts.folder import Folder, UnreadableLayout, listed, split_of
+from opabinia.data.layouts.folder import Folder, UnreadableLayout, listed, split_in, split_of
 from opabinia.data.layouts.layout import Layout
 from opabinia.data.layouts.readings import check_training, make_layout, with_alternatives, with_masks
 
@@ -132,7 +133,12 @@ def _whole(folder: Folder, name: str) -> str:
 
 def _labelme_names(folder: Folder) -> set[str]:
     texts = (_whole(folder, name) for name in folder.tree((".json",), _READ))
-    return {json.loads(name) for text in texts for name in re.findall(r'"label"\s*:\s*("(?:[^"\\]|\\.)*")', text)}
+    names = {name for text in texts for name in re.findall(r'"label"\s*:\s*("(?:[^"\\]|\\.)*")', text)}
+    found = set()
+    for name in names:
+        with suppress(ValueError):  # the source reports it
+            found.add(json.loads(name))
+    return found
 
 
 # --- CVAT -------------------------------------------------------------------------------------------------------------
@@ -156,8 +162,7 @@ def read_cvat(folder: Folder) -> Iterator[Layout]:
         return
     sections: dict[str, dict[str, Any]] = {}
     for name in names:
-        tokens = re.split(r"[^A-Za-z0-9]+", name)
-        split = next((split for token in tokens if (split := split_of(token))), None)
+        split = split_in(name)
         if split is None and len(names) > 1:
             raise UnreadableLayout(
                 f"{folder.at(name)}: its name does not say which split it is; expected train.xml ..."
@@ -185,7 +190,10 @@ def _cvat_root(folder: Folder, name: str, split: str | None) -> str:
     Raises:
         UnreadableLayout: they are not found.
     """
-    images = re.findall(r'<image [^>]*name="([^"]+)"', folder.head(name, 1 << 20))[:20]
+    text = folder.head(name, 1 << 20)
+    images = re.findall(r'<image [^>]*name="([^"]+)"', text)[:20]
+    if not images and "<track " in text:
+        raise UnreadableLayout(f"{folder.at(name)} has tracks of a video; export it as CVAT for images 1.1")
     whole = folder.whole
     own = [sub for sub in whole.folders if split and split_of(sub) == split]
     candidates: Sequence[str] = [

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,8 @@ from opabinia.data.decoding.video import EXTENSIONS as VIDEOS
 from opabinia.data.layouts.folder import Folder, UnreadableLayout, listed, split_of
 from opabinia.data.layouts.identities import identity_layout, may_be_identities
 from opabinia.data.layouts.layout import Layout, TaskName
+from opabinia.data.layouts.readings import make_layout
+from opabinia.runtime.text import plural
 
 PARTS = (
     *("images", "image", "imgs", "img", "jpegimages", "labels", "label", "masks", "mask", "annotations", "annotation"),
@@ -34,6 +37,19 @@ _IMAGES = _Kind("class_folders", "classification", "image_folder", "image", IMAG
 _VIDEOS = _Kind("video_folders", "video", "videos", "video", [name for name in VIDEOS if name != ".gif"])
 
 
+@dataclass(frozen=True)
+class _Split:
+    """The class folders of a split.
+
+    Attributes:
+        folder: holds them.
+        classes: names of those with files.
+    """
+
+    folder: Folder
+    classes: Sequence[str]
+
+
 def read_class_folders(folder: Folder) -> Iterator[Layout]:
     """Yield the reading of images in class folders; if these may be identities, too, a second one.
 
@@ -41,93 +57,125 @@ def read_class_folders(folder: Folder) -> Iterator[Layout]:
         UnreadableLayout: there is one class, or no training data, or validation data has other classes; in the last
             case after the reading as identities.
     """
-    layout = _read(folder, _IMAGES, same_classes=False)
-    if layout is None:
+    splits = _find_splits(folder, _IMAGES)
+    if splits is None:
         return
-    train = folder.sub(folder.splits.get("train", ""))
-    names = _classes(train, _IMAGES)
-    splits = [
-        {*_classes(folder.sub(folder.splits[split]), _IMAGES)} for split in ("val", "test") if split in folder.splits
-    ]
-    if any(classes and not classes & {*names} for classes in splits):
-        yield identity_layout(folder, layout, name="identity_folders")
-    layout = _read(folder, _IMAGES)
-    if layout is not None:
-        yield layout
-        ambiguous = may_be_identities(train, names)
-        yield identity_layout(folder, layout, name="identity_folders" if ambiguous else layout.name)
+    names = splits["train"].classes
+    apart = any(not {*split.classes} & {*names} for split in splits.values())
+    ambiguous = apart or may_be_identities(splits["train"].folder, names)
+    description = _description(splits, "folders of images of one identity each")
+    folders = {name: (split.folder, split.classes) for name, split in splits.items()}
+    identities = identity_layout(folders, "identity_folders" if ambiguous else _IMAGES.name, description)
+    if apart:
+        yield identities
+    yield _layout(folder, splits, _IMAGES)
+    yield identities
 
 
 def read_video_folders(folder: Folder) -> Iterator[Layout]:
-    """Yield the reading of videos in class folders."""
-    layout = _read(folder, _VIDEOS)
-    if layout is not None:
-        yield layout
+    """Yield the reading of videos in class folders.
+
+    Raises:
+        UnreadableLayout: there is one class, or no training data, or validation data has other classes.
+    """
+    splits = _find_splits(folder, _VIDEOS)
+    if splits is not None:
+        yield _layout(folder, splits, _VIDEOS)
 
 
-def _read(folder: Folder, kind: _Kind, *, same_classes: bool = True) -> Layout | None:
-    splits = {split: name for split, name in folder.splits.items() if _classes(folder.sub(name), kind)}
-    train = folder.sub(splits.get("train", ""))
-    classes = [] if "train" in folder.splits and "train" not in splits else _classes(train, kind)
-    if not classes and splits:
-        first = next(iter(splits.values()))
+def _find_splits(folder: Folder, kind: _Kind) -> dict[str, _Split] | None:
+    """Return the class folders of each split, or of the folder itself; None if there are none.
+
+    Raises:
+        UnreadableLayout: there is one class, or none to train on.
+    """
+    found: dict[str, _Split] = {}
+    for split, name in folder.splits.items():
+        place = _descend(folder.sub(name))
+        if classes := _classes(place, kind):
+            found[split] = _Split(place, classes)
+    if "train" not in found:
+        classes = _classes(folder, kind)
+        train = folder.splits.get("train")
+        if train is not None:  # a class of this name, if there are others beside it
+            classes = sorted([*classes, train]) if len(folder.splits) == 1 and len(classes) > 1 else []
+        if classes:
+            found = {"train": _Split(folder, classes), **found}
+    if "train" not in found and found:
+        first = next(iter(found.values()))
+        example = f"{folder.at('train')}/{first.classes[0]}"
         raise UnreadableLayout(
-            f"{folder.at(first)} has class folders, but there is none to train on; expected {folder.at('train')}/"
-            f"{_classes(folder.sub(first), kind)[0]} ... beside it"
+            f"{first.folder.text} has class folders, but there is none to train on; expected {example} ... beside it"
         )
-    direct = train.named(*kind.suffixes)
-    holds_files = len(classes) == 1 and train.sub(classes[0]).named(*kind.suffixes)
-    if holds_files and not direct and (splits or not folder.splits):
-        raise UnreadableLayout(
-            f"{train.text} has one folder with {kind.noun}s, {classes[0]}; expected a folder for each of at least two "
-            f"classes. Without labels: {folder.command('--task', 'selfsup')}"
-        )
-    if len(classes) < 2:
+    if not found:
         return None
-    notes = list(folder.others([*folder.splits.values()] if splits else classes))
-    if direct:
-        notes.append(f"{train.text}: {len(direct)} {kind.noun}s outside of the class folders are not read")
-    sections: dict[str, dict[str, Any] | None] = {"val": None, "test": None}
-    for split in sections:
-        if split in splits:
-            place = folder.sub(splits[split])
-            sections[split] = _section(place, classes if same_classes else _classes(place, kind), kind, notes)
-    places = " and ".join(f"{name}/" for name in splits.values()) or "one folder"
-    return Layout(
-        name=kind.name,
-        task=kind.task,
-        description=f"{len(classes)} class folders of {kind.noun}s in {places}",
-        train=_section(train, classes, kind, notes),
-        val=sections["val"],
-        test=sections["test"],
-        notes=tuple(notes),
-    )
+    train_split = found["train"]
+    direct = train_split.folder.named(*kind.suffixes)
+    if len(train_split.classes) > 1:
+        return found
+    name = train_split.classes[0]
+    if not direct and train_split.folder.sub(name).named(*kind.suffixes):
+        raise UnreadableLayout(
+            f"{train_split.folder.text} has one folder with {kind.noun}s, {name}; expected a folder for each of at "
+            f"least two classes. Without labels: {folder.command('--task', 'selfsup')}"
+        )
+    return None
+
+
+def _descend(folder: Folder) -> Folder:
+    """Return the folder that holds several others, if the first ones hold one only: ``train/train``."""
+    while len(folder.folders) == 1 and not folder.files and folder.sub(folder.folders[0]).folders:
+        folder = folder.sub(folder.folders[0])
+    return folder
 
 
 def _classes(folder: Folder, kind: _Kind) -> list[str]:
     """Return the folders that hold such files and may be classes."""
-    names = [name for name in folder.folders if split_of(name) is None and name.lower() not in PARTS]
-    return [name for name in names if folder.sub(name).holds(kind.suffixes)]
+    skipped = {*folder.splits.values()}
+    names = [name for name in folder.folders if name not in skipped and split_of(name) is None]
+    return [name for name in names if name.lower() not in PARTS and folder.sub(name).holds(kind.suffixes)]
 
 
-def _section(folder: Folder, classes: Sequence[str], kind: _Kind, notes: list[str]) -> dict[str, Any]:
+def _layout(folder: Folder, splits: Mapping[str, _Split], kind: _Kind) -> Layout:
+    """Return the reading of class folders.
+
+    Raises:
+        UnreadableLayout: validation or test data has classes that there are none of to train on.
+    """
+    train = splits["train"]
+    used = [*train.classes, *folder.splits.values()] if train.folder is folder else folder.splits.values()
+    notes = [*folder.others(used)]
+    if direct := train.folder.named(*kind.suffixes):
+        notes.append(f"{train.folder.text}: {plural(len(direct), kind.noun)} outside of the class folders are not read")
+    sections = {name: _section(split, train.classes, kind, notes) for name, split in splits.items()}
+    description = _description(splits, f"class folders of {kind.noun}s")
+    return make_layout(kind.name, kind.task, description, sections, notes=notes)
+
+
+def _description(splits: Mapping[str, _Split], noun: str) -> str:
+    places = [os.path.basename(split.folder.text) for split in splits.values()]
+    where = "in one folder" if len(places) == 1 else f"in {', '.join(f'{place}/' for place in places)}"
+    return f"{len(splits['train'].classes)} {noun} {where}"
+
+
+def _section(split: _Split, classes: Sequence[str], kind: _Kind, notes: list[str]) -> dict[str, Any]:
     """Return the source of a split.
 
     Raises:
         UnreadableLayout: it has classes that there are none of to train on.
     """
-    present = _classes(folder, kind)
+    folder, present = split.folder, split.classes
     if new := [name for name in present if name not in classes]:
         raise UnreadableLayout(
             f"{folder.at(new[0])}: {listed(new)} of {folder.text} are no classes of the training data "
             f"({listed(classes)}); expected the same folders"
         )
     section: dict[str, Any] = {"name": kind.source, "root": folder.text}
-    if list(folder.folders) != present:
-        section["classes"] = present
-        empty = [name for name in folder.folders if name not in present and split_of(name) is None]
+    if list(folder.folders) != list(present):
+        section["classes"] = list(present)
+        empty = [name for name in folder.folders if name not in present and not folder.sub(name).holds(kind.suffixes)]
         notes += [f"{folder.text}: not read, since they hold no {kind.noun}: {listed(empty)}"] if empty else []
-    if list(classes) == present:
+    if list(classes) == list(present):
         return section
     missing = [name for name in classes if name not in present]
     notes.append(f"{folder.text} has no {kind.noun} of {listed(missing)}")

@@ -13,7 +13,7 @@ from typing import Any
 
 from opabinia.data.layouts.folder import Folder, UnreadableLayout, listed, split_of
 from opabinia.data.layouts.layout import Layout, TaskName
-from opabinia.data.layouts.readings import convert, make_layout, with_alternatives, with_masks
+from opabinia.data.layouts.readings import check_training, convert, make_layout, with_alternatives, with_masks
 
 _PARSED = 1 << 25
 """Files of at most so many bytes are parsed, to report broken ones; in larger ones words are searched."""
@@ -194,6 +194,7 @@ def _boxes(folder: Folder, name: str, files: Sequence[_File], of_keypoints: Sequ
             for split, file in roboflow.items()
         }
         name = "roboflow"
+        check_training(folder, sections, "expected train/_annotations.coco.json")
     else:
         sections = _sections(folder, files, lambda file: {"name": "coco", "root": _at(folder, file.images)})
     layout = _layout(folder, name, "detection", "boxes", files, sections)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 from collections.abc import Collection, Iterator, Sequence
 from functools import cached_property
@@ -19,6 +20,12 @@ SPLITS = {
 }
 """Names of folders and files of each split, in lower case."""
 
+ANNOTATIONS = re.compile(
+    r"mask|label|annot|segm|ground.?truth|target|^maps?|(^|[_ -])maps?($|[_ -])|[_ -](seg|gts?)$|^(seg|gts?)$|panoptic",
+    re.IGNORECASE,
+)
+"""Names of folders of segmentation maps and other annotations."""
+
 WALKED = 200_000
 """Entries of a folder tree that are looked at, at most."""
 
@@ -33,6 +40,14 @@ class UnreadableLayout(ValueError):
 def split_of(name: str) -> str | None:
     """Return the split that a name stands for: ``train``, ``val`` or ``test``."""
     return next((split for split, names in SPLITS.items() if name.lower() in names), None)
+
+
+def split_in(name: str) -> str | None:
+    """Return the split that the first word of a name stands for that is one: ``seg_train``, ``x/val.csv``,
+    ``TestImages``."""
+    words = re.split(r"[^A-Za-z0-9]+", name) + re.findall(r"[A-Z]?[a-z]+\d*", name)
+    words += [re.sub(r"(set|data|images|imgs|split)$", "", word.lower()) for word in words]
+    return next((split for word in words if (split := split_of(word))), None)
 
 
 class Folder:
@@ -61,7 +76,7 @@ class Folder:
         try:
             with os.scandir(self.path) as entries:
                 for entry in entries:
-                    if not entry.name.startswith("."):
+                    if not entry.name.startswith(".") and not _leads_nowhere(entry):
                         (folders if entry.is_dir() else files).append(entry.name)
         except OSError as error:
             reason = error.strerror or str(error)
@@ -106,9 +121,15 @@ class Folder:
 
     @cached_property
     def splits(self) -> dict[str, str]:
-        """The folder of each split that there is: ``{"train": "Training"}``."""
-        found = {split: self.find(*names) for split, names in SPLITS.items()}
-        return {split: name for split, name in found.items() if name is not None}
+        """The folder of each split that there is: ``{"train": "Training"}``; of longer names, such as ``my_train``, if
+        there are at least two."""
+        found = {split: name for split, names in SPLITS.items() if (name := self.find(*names)) is not None}
+        if found:
+            return found
+        others = [name for name in self.folders if not ANNOTATIONS.search(name)]
+        longer = {split: [name for name in others if split_in(name) == split] for split in SPLITS}
+        unique = {split: names[0] for split, names in longer.items() if len(names) == 1}
+        return unique if "train" in unique and len(unique) > 1 else {}
 
     def named(self, *suffixes: str) -> list[str]:
         """Return the names of the files with one of these suffixes, which are in lower case."""
@@ -167,6 +188,10 @@ class Folder:
     def command(self, *options: str) -> str:
         """Return the command that trains on it with these options."""
         return shlex.join(["opabinia", "train", self.at(self.only or ""), *options])
+
+
+def _leads_nowhere(entry: os.DirEntry[str]) -> bool:
+    return entry.is_symlink() and not entry.is_dir() and not os.path.exists(entry.path)
 
 
 def listed(names: Sequence[str], limit: int = 5) -> str:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any
 
 from opabinia.data.decoding.images import EXTENSIONS
 from opabinia.data.layouts.folder import Folder, UnreadableLayout
-from opabinia.data.layouts.layout import Layout, Section
+from opabinia.data.layouts.layout import Layout
+from opabinia.data.layouts.readings import make_layout
 from opabinia.data.sources.reid_base import MARKET_FOLDERS
 
 _SAMPLED = 100
@@ -52,14 +52,9 @@ def read_named_identities(folder: Folder) -> Iterator[Layout]:
 
 def _test_layout(folder: Folder, source: str, used: Sequence[str], how: str, **options: Any) -> Layout:
     section = {"name": source, "root": folder.text, **options}
-    return Layout(
-        name=source,
-        task="reid",
-        description=f"identities {how}, with queries and a gallery",
-        train={**section, "split": "train"},
-        test={**section, "split": "test"},
-        notes=folder.others(used),
-    )
+    sections = {split: {**section, "split": split} for split in ("train", "test")}
+    description = f"identities {how}, with queries and a gallery"
+    return make_layout(source, "reid", description, sections, notes=folder.others(used))
 
 
 def _largest_camera(folder: Folder, subsets: Sequence[str]) -> int:
@@ -90,28 +85,20 @@ def may_be_identities(folder: Folder, names: Sequence[str]) -> bool:
     return (len(names) >= 50 and few <= 20) or (len(names) >= 20 and numbered and few <= 100)
 
 
-def identity_layout(folder: Folder, classes: Layout, *, name: str) -> Layout:
+def identity_layout(splits: Mapping[str, tuple[Folder, Sequence[str]]], name: str, description: str) -> Layout:
     """Return the reading of class folders as identities.
 
     Args:
-        folder: the folder.
-        classes: its reading as classes.
+        splits: the folder of each split, and the names of the folders in it that hold images.
         name: the name of the layout.
+        description: of these folders.
     """
-    splits = {split: folder.at(folder.splits.get(split, "")) for split in ("train", "val", "test")}
-
-    def section(split: str, given: Section | None) -> Section | None:
-        place = folder.sub(folder.splits.get(split, ""))
-        if given is None or all(len(place.sub(name).tree(EXTENSIONS, 2)) < 2 for name in place.folders):
-            return None  # no query would have a match
-        return {"name": "class_folders", "root": splits[split], "split": "test", "train_classes": 0}
-
-    return replace(
-        classes,
-        name=name,
-        task="reid",
-        description=classes.description.replace("class folders", "folders of one identity each"),
-        train={"name": "class_folders", "root": splits["train"], "split": "all"},
-        val=section("val", classes.val),
-        test=section("test", classes.test),
-    )
+    sections: dict[str, dict[str, Any]] = {}
+    for split, (folder, names) in splits.items():
+        section: dict[str, Any] = {"name": "class_folders", "root": folder.text, "split": "all"}
+        if split != "train":
+            section |= {"split": "test", "train_classes": 0}
+            if all(len(folder.sub(identity).tree(EXTENSIONS, 2)) < 2 for identity in names):
+                continue  # no query would have a match
+        sections[split] = section | ({"classes": list(names)} if list(folder.folders) != list(names) else {})
+    return make_layout(name, "reid", description, sections)

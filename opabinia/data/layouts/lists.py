@@ -7,10 +7,11 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 from opabinia.data.decoding.images import EXTENSIONS
-from opabinia.data.layouts.folder import Folder, UnreadableLayout, listed, split_of
+from opabinia.data.layouts.folder import Folder, UnreadableLayout, listed, split_in, split_of
 from opabinia.data.layouts.layout import Layout
 from opabinia.data.layouts.readings import check_training, make_layout
 from opabinia.data.sources.file_names import sort_names
@@ -102,8 +103,7 @@ def _candidates(folder: Folder) -> list[str]:
 
 
 def _split_of_file(name: str) -> str | None:
-    tokens = re.split(r"[^A-Za-z0-9]+", os.path.splitext(name)[0])
-    return next((split for token in reversed(tokens) if (split := split_of(token))), None)
+    return split_in(os.path.splitext(name)[0])
 
 
 def _read_list(folder: Folder, name: str) -> _List | None:
@@ -114,8 +114,10 @@ def _read_list(folder: Folder, name: str) -> _List | None:
     """
     file = folder.path / name
     try:
-        columns = _parquet_columns(str(file)) if name.lower().endswith(".parquet") else ()
+        columns = _parquet_columns(file) if name.lower().endswith(".parquet") else ()
         rows = [row for _, row in islice(read_rows(file, columns), _SAMPLED)]
+    except UnreadableLayout:
+        raise
     except ValueError:
         return None
     if not rows:
@@ -140,20 +142,24 @@ def _read_list(folder: Folder, name: str) -> _List | None:
     return None
 
 
-def _parquet_columns(file: str) -> list[str]:
+def _parquet_columns(file: Path) -> list[str]:
+    """Return the columns with texts and integers; none without pyarrow.
+
+    Raises:
+        UnreadableLayout: the images are in the file.
+    """
     try:
         from pyarrow import ArrowException, parquet
     except ImportError:
         return []
     try:
         with parquet.ParquetFile(file) as table:
-            return [
-                column.name
-                for column in table.schema_arrow
-                if str(column.type) in ("string", "int64", "int32", "large_string")
-            ]
+            types = {column.name: str(column.type) for column in table.schema_arrow}
     except (ArrowException, OSError):
         return []
+    if any(kind == "binary" or "bytes: binary" in kind for kind in types.values()):
+        raise UnreadableLayout(f"{file} holds the images themselves; load it by the datasets library, and save_to_disk")
+    return [name for name, kind in types.items() if kind in ("string", "large_string", "int64", "int32")]
 
 
 def _section(folder: Folder, table: _List) -> dict[str, Any]:

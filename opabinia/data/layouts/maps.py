@@ -13,15 +13,12 @@ from typing import Any, Literal
 
 from opabinia.data.decoding.images import EXTENSIONS
 from opabinia.data.layouts.class_names import find_class_names
-from opabinia.data.layouts.folder import SPLITS, Folder, UnreadableLayout, listed, split_of
+from opabinia.data.layouts.folder import ANNOTATIONS, SPLITS, Folder, UnreadableLayout, listed, split_in, split_of
 from opabinia.data.layouts.layout import Layout
 from opabinia.data.layouts.map_values import class_options, looks_like_maps, read_values
 from opabinia.data.layouts.readings import Sections, check_training, make_layout
+from opabinia.runtime.text import plural
 
-_MAPS = re.compile(
-    r"mask|label|annot|segm|ground.?truth|target|^maps?|(^|[_ -])(maps?|seg|gts?)($|[_ -])",
-    re.IGNORECASE,
-)
 _IMAGES = re.compile(r"image|im(g|age)s?$|photo|rgb|input|picture|frame|orig", re.IGNORECASE)
 _LOSSLESS = (".png", ".tif", ".tiff", ".bmp", ".gif", ".pgm", ".ppm", ".webp")
 
@@ -95,7 +92,7 @@ def read_maps(folder: Folder) -> Iterator[Layout]:
     used = {part.partition("/")[0] for place in places.values() for part in (place.root, place.images, place.labels)}
     used |= {given[1]} if given else set()
     used |= {name.partition("/")[0] for _, name in lists}
-    description = f"{len(paths)} segmentation maps of {len(options['classes'])} classes"
+    description = f"{plural(len(paths), 'segmentation map')} of {plural(len(options['classes']), 'class', 'es')}"
     yield make_layout(
         "maps",
         "segmentation",
@@ -129,8 +126,8 @@ def _split_places(folder: Folder) -> dict[str, _Place]:
         return found or {"train": pair}
     for split, name in folder.splits.items():  # train and train_masks, or masks_train
         for other in folder.folders:
-            rest = re.sub(rf"^{name}[_ -]?|[_ -]?{name}$", "", other, flags=re.IGNORECASE)
-            if other != name and rest != other and _MAPS.search(rest) and folder.sub(other).holds(_LOSSLESS):
+            is_map = ANNOTATIONS.search(other) and "panoptic" not in other.lower()
+            if is_map and split_in(other) == split and folder.sub(other).holds(_LOSSLESS):
                 place = _match(folder, "", name, other)
                 found |= {split: place} if place and split not in found else {}
     return found
@@ -143,8 +140,9 @@ def _pair_in(folder: Folder, root: str) -> _Place | None:
         UnreadableLayout: there are folders of images and of maps, and none of the images has a map.
     """
     inner = folder.sub(root)
-    names = [name for name in inner.folders if name.lower() not in _split_names() and inner.sub(name).holds()]
-    maps = [name for name in names if _MAPS.search(name) and not re.match(r"images?$|imgs?$", name, re.IGNORECASE)]
+    names = [name for name in inner.folders if name not in inner.splits.values() and inner.sub(name).holds()]
+    names = [name for name in names if split_of(name) is None]
+    maps = [name for name in names if ANNOTATIONS.search(name)]
     images = [name for name in names if name not in maps]
     images.sort(key=lambda name: not _IMAGES.search(name))
     maps.sort(key=lambda name: bool(re.search(r"object|instance|color|vis", name, re.IGNORECASE)))
@@ -155,6 +153,9 @@ def _pair_in(folder: Folder, root: str) -> _Place | None:
                 return place
     if len(maps) == 1 and len(images) == 1 and _IMAGES.search(images[0]):
         image_files, map_files = inner.sub(images[0]).tree(EXTENSIONS, 1), inner.sub(maps[0]).tree(EXTENSIONS, 1)
+        if not inner.sub(maps[0]).holds(_LOSSLESS):
+            first = inner.sub(maps[0]).at(map_files[0])
+            raise UnreadableLayout(f"{first}: JPEG changes the values in maps; save them as PNG, with labels from 0")
         raise UnreadableLayout(
             f"{inner.at(images[0])} and {inner.at(maps[0])}: fewer than half of the images have a map of the same "
             f"name; there are {image_files[0]} and {map_files[0]}"
@@ -171,10 +172,6 @@ def _differ(images: Folder, maps: Sequence[str]) -> bool:
     """Return whether files of one folder may be maps, and those of the other not."""
     lossless = [str(images.path / name) for name in images.tree(_LOSSLESS, 5)]
     return looks_like_maps(read_values(maps[:5])) and not (lossless and looks_like_maps(read_values(lossless)))
-
-
-def _split_names() -> set[str]:
-    return {name for names in SPLITS.values() for name in names}
 
 
 def _beside(inner: Folder, root: str) -> _Place | None:
@@ -311,8 +308,7 @@ def _pair_lists(folder: Folder) -> dict[str, tuple[str, str | None]]:
     for name in folder.named(".txt", ".lst", ".csv"):
         separator = _pair_separator(folder, name)
         if separator is not False:
-            tokens = re.split(r"[^A-Za-z0-9]+", name)
-            lists[next((split for token in tokens if (split := split_of(token))), name)] = (name, separator)
+            lists[split_in(name) or name] = (name, separator)
     if len(lists) == 1 and not {*lists} & {"val", "test"}:
         return {"train": next(iter(lists.values()))}
     return {split: given for split, given in lists.items() if split in SPLITS}

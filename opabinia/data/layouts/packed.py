@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import tarfile
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from opabinia.data.decoding.images import EXTENSIONS
-from opabinia.data.layouts.folder import Folder, UnreadableLayout, listed, split_of
+from opabinia.data.layouts.folder import Folder, UnreadableLayout, listed, split_in, split_of
 from opabinia.data.layouts.layout import Layout
 from opabinia.data.layouts.readings import check_training, make_layout
 from opabinia.runtime.local_copies import open_file
@@ -31,8 +30,7 @@ def read_shards(folder: Folder) -> Iterator[Layout]:
     """
     files: dict[str, list[str]] = defaultdict(list)
     for name in folder.named(".tar"):
-        tokens = re.split(r"[^A-Za-z0-9]+", name)
-        files[next((split for token in tokens if (split := split_of(token))), "train")].append(name)
+        files[split_in(name) or "train"].append(name)
     for split, place in folder.splits.items():
         files[split] += [f"{place}/{name}" for name in folder.sub(place).named(".tar")]
     files = {split: names for split, names in files.items() if names}

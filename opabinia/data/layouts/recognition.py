@@ -15,7 +15,7 @@ from opabinia.data.layouts.class_folders import read_class_folders, read_video_f
 from opabinia.data.layouts.coco_files import read_coco
 from opabinia.data.layouts.folder import Folder, UnreadableLayout, listed
 from opabinia.data.layouts.identities import read_named_identities
-from opabinia.data.layouts.images import read_images
+from opabinia.data.layouts.images import read_images, unread_annotations
 from opabinia.data.layouts.layout import TASK_NAMES, Layout, TaskName
 from opabinia.data.layouts.lists import read_lists
 from opabinia.data.layouts.maps import read_map_list, read_maps
@@ -44,6 +44,7 @@ _READERS: Sequence[Sequence[Reader]] = (
 that of unlabeled images at last."""
 
 _ARCHIVES = (".zip", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".7z", ".rar", ".gz")
+_FILES = (".yaml", ".yml", ".json", ".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".xml", ".txt")
 _MAX_DEPTH = 3
 
 
@@ -74,6 +75,11 @@ def recognize(root: str | Path, *, task: TaskName | None = None, layout: str | N
             readings, broken = _read(inner, task, layout)
         if not _fitting(readings, task, layout) and (not broken or task or layout):
             readings += read_images(folder)
+            unread = unread_annotations(folder) if readings and task is None and layout is None else []
+            if unread:
+                found = f"{readings[0].description}, and the layout of {listed(unread, 3)} is not recognized"
+                without = f"without labels: {folder.command('--task', 'selfsup')}"
+                raise _error(folder, found, *describe_unrecognized(folder)[1:], without)
         return _choose(folder, readings, broken, task, layout)
     except UnreadableLayout as error:
         raise _error(folder, str(error)) from error
@@ -94,7 +100,7 @@ def _open(root: str | Path) -> Folder:
         ConfigError: there is none, or it is a file that cannot hold data.
     """
     text = normalize_url(root) if is_url(root) else os.path.normpath(os.path.expanduser(root))
-    path = Path(local_copy(text) if is_url(root) else text)
+    path = _local_path(text) if is_url(root) else Path(text)
     if path.is_dir():
         return Folder(path, text)
     if not path.exists():
@@ -111,6 +117,18 @@ def _open(root: str | Path) -> Folder:
     return folder
 
 
+def _local_path(url: str) -> Path:
+    """Return the local copy of a folder or file in remote storage; of a list or annotations with all that is beside it.
+
+    Raises:
+        StorageError: there is no such object or folder.
+    """
+    parent, _, name = url.rpartition("/")
+    if name.lower().endswith(_FILES):
+        return Path(local_copy(parent)) / name
+    return Path(local_copy(url))
+
+
 def _read(folder: Folder, task: TaskName | None, layout: str | None) -> tuple[list[Layout], list[str]]:
     """Return all readings, of a group of readers only if those before have none of the task and name, and all that is
     broken."""
@@ -122,6 +140,10 @@ def _read(folder: Folder, task: TaskName | None, layout: str | None) -> tuple[li
                 for reading in reader(folder):
                     readings.append(reading)
             except UnreadableLayout as error:
+                broken.append(str(error))
+            except OSError as error:
+                broken.append(f"{os.fsdecode(error.filename or folder.path)} cannot be read: {error.strerror}")
+            except ValueError as error:  # of a source that has read a file
                 broken.append(str(error))
         if _fitting(readings, task, layout) or (broken and task is None and layout is None):
             break

@@ -8,11 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from opabinia.data.decoding.images import EXTENSIONS
-from opabinia.data.layouts.folder import SPLITS, Folder, UnreadableLayout, listed
+from opabinia.data.layouts.folder import SPLITS, Folder, UnreadableLayout, listed, split_in
 from opabinia.data.layouts.layout import Layout
 from opabinia.data.layouts.readings import check_training, convert, make_layout, with_alternatives, with_masks
 from opabinia.data.sources.list_files import read_lines
 from opabinia.data.sources.yolo import label_file, read_data_yaml
+from opabinia.runtime.text import plural
 
 _SAMPLED = 50
 """Label files of a split that are read to see which shapes they hold."""
@@ -76,7 +77,7 @@ def _read_yaml(folder: Folder, file: str, name: str) -> Iterator[Layout]:
     layout = make_layout(
         name,
         "detection",
-        f"boxes of {len(names)} classes in YOLO's format ({file})",
+        f"boxes of {plural(len(names), 'class', 'es')} in YOLO's format ({file})",
         sections,
         notes=[*notes, *folder.others([*used, "images", "labels", *folder.splits.values()])],
     )
@@ -142,7 +143,7 @@ def _read_folders(folder: Folder) -> Iterator[Layout]:
     layout = make_layout(
         "yolo",
         "detection",
-        f"boxes of {len(names)} classes in YOLO's format, without a data.yaml",
+        f"boxes of {plural(len(names), 'class', 'es')} in YOLO's format, without a data.yaml",
         sections,
         notes=[*note, *folder.others(used)],
     )
@@ -159,7 +160,10 @@ def _image_folders(folder: Folder) -> dict[str, str]:
         place = f"{name}/images" if "images" in folder.sub(name).folders else name
         if _sample_lines(folder, place):
             found[split] = place
-    if not found and folder.only is None and folder.named(*EXTENSIONS):
+    if not found:  # images and label files beside each other, such as obj_train_data
+        below = [name for name in folder.folders[:50] if _sample_lines(folder, name)]
+        found = {split_in(name) or "train": name for name in below} if len(below) < 4 else {}
+    if not found and folder.named(*EXTENSIONS):
         found = {"train": ""}
     return {split: place for split, place in found.items() if _sample_lines(folder, place)}
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator
 from typing import Any
 
 from opabinia.data.decoding.images import EXTENSIONS as IMAGES
 from opabinia.data.decoding.video import EXTENSIONS as VIDEOS
-from opabinia.data.layouts.folder import Folder, listed, split_of
+from opabinia.data.layouts.folder import Folder, listed, split_in
 from opabinia.data.layouts.layout import Layout
 from opabinia.data.layouts.readings import check_training, make_layout
 from opabinia.data.sources.packed_videos import INDEX_FILE
@@ -25,9 +24,7 @@ def read_video_lists(folder: Folder) -> Iterator[Layout]:
     for name in folder.named(".txt", ".csv", ".tsv"):
         section = _list_section(folder, name)
         if section is not None:
-            tokens = re.split(r"[^A-Za-z0-9]+", os.path.splitext(name)[0])
-            split = next((split for token in tokens if (split := split_of(token))), None)
-            lists.setdefault(split or "train", (name, section))
+            lists.setdefault(split_in(name) or "train", (name, section))
     if not lists:
         return
     sections = {split: section for split, (_, section) in lists.items()}

@@ -394,6 +394,7 @@ def class_folders(
     root: InputPath,
     split: OpenSplit = "train",
     train_classes: Annotated[int, Ge(0)] | None = None,
+    classes: list[str] | None = None,
     channels: Channels = 3,
 ) -> ImageFolder:
     """Images in one folder per class; the first classes are for training, the others for testing.
@@ -407,6 +408,7 @@ def class_folders(
         split: ``train``, ``test``, or ``all`` to train on everything.
         train_classes: number of classes for training; half of them, rounded down, when not given. 0: all are for
             testing.
+        classes: folders to use; all of them, sorted, when not given.
         channels: 3 for color, 1 for gray; images are converted.
 
     Raises:
@@ -414,7 +416,7 @@ def class_folders(
             is one class only to train on, or none of the test classes has two images.
     """
     root = existing_folder(root, "root is the folder that holds the class folders")
-    names = list_class_folders(root)
+    names = list_class_folders(root) if classes is None else classes
     count = len(names) // 2 if train_classes is None else train_classes
     if count >= len(names):
         raise ValueError(f"train_classes: {count} of the {len(names)} classes in {root} leave none to test")

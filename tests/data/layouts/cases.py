@@ -68,6 +68,12 @@ CLASSIFICATION = [
         *("class_folders", "classification", 4),
         notes=["3 images outside"],
     ),
+    Case(
+        "longer names of splits",
+        images("seg_train/seg_train/{a,b}/{1..2}.jpg", "seg_test/seg_test/{a,b}/1.jpg"),
+        *("class_folders", "classification", 4, None, 2),
+    ),
+    Case("a class called train", images("{bus,car,train}/{1..2}.jpg"), "class_folders", "classification", 6),
     Case("ten digits", images("{0..9}/{1..2}.png"), "class_folders", "classification", 20),
     Case(
         "names with spaces, quotes and unicode",
@@ -286,6 +292,11 @@ DETECTION = [
         *("yolo", "detection", 2, 2),
         classes=["class_0", "class_1", "class_2", "class_3"],
         notes=["classes.txt"],
+    ),
+    Case(
+        "YOLO in one folder",
+        steps(lambda make: yolo(make, ("obj_train_data", "obj_train_data")), text("obj.names", "cat\n")),
+        *("yolo", "detection", 2),
     ),
     Case(
         "YOLO beside the images",
@@ -573,6 +584,12 @@ OTHERS = [
         steps(images("{a,b}/{1..3}.jpg"), text("train.txt", "a 3 0\nb 3 1\n")),
         *("video_list", "video", 2),
     ),
+    Case(
+        "images with classes in their names",
+        images("{cat,dog}.{1..9}.jpg"),
+        *("images", "selfsup", 18),
+        notes=["begin with cat, dog"],
+    ),
     Case("images", images("{1..5}.jpg"), "images", "selfsup", 5),
     Case("images in splits", images("train/{1..5}.jpg", "val/1.jpg", "test/{1..2}.jpg"), "images", "selfsup", 5, 1, 2),
     Case("images of classes without labels", images(*CAT_SPLITS), "class_folders", "selfsup", 6, 2, given=SELFSUP),
@@ -661,6 +678,22 @@ BROKEN = [
     Wrong("no such folder", lambda make: None, ["there is no such folder"], file="gone"),
     Wrong(
         "other files", steps(text("a.py", ""), text("b/c.md", "")), ["no layout", "1 .py", "1 .md", "nearest", "b/c.md"]
+    ),
+    Wrong(
+        "annotations of another format",
+        steps(images("{1..2}.jpg"), text("via.json", '{"1.jpg": {"regions": []}}')),
+        ["2 images", "via.json is not recognized", "nearest", "--task selfsup"],
+    ),
+    Wrong("maps that are JPEG", images("images/{1..2}.jpg", "masks/{1..2}.jpg"), ["masks/1.jpg", "PNG"]),
+    Wrong(
+        "tracks of CVAT",
+        text("annotations.xml", "<annotations><meta></meta><track id='0'></track></annotations>"),
+        ["annotations.xml", "tracks"],
+    ),
+    Wrong(
+        "Roboflow without train",
+        steps(images("valid/{1..2}.jpg"), content("valid/_annotations.coco.json", coco(TWO))),
+        ["train/_annotations.coco.json"],
     ),
     Wrong(
         "JSON that is cut off",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from opabinia.data.layouts.layout import Section
 from opabinia.data.layouts.recognition import recognize
 from opabinia.training import builtin_parts as builtin_parts
 from tests.data.layouts.cases import CASES, WRONG
-from tests.data.layouts.folders import Case, Maker, Wrong
+from tests.data.layouts.folders import Case, Maker, Wrong, images, text
 
 CATALOG = live_catalog()
 COMMAND = Entry("command", "open", lambda source: source, (Parameter("source", {"kind": "part", "family": "source"}),))
@@ -29,10 +31,6 @@ def open_source(section: Section) -> Source:
     source = build(config, catalog, "open")()
     assert isinstance(source, Source)
     return source
-
-
-def first_sample(source: Source) -> Any:
-    return source[0] if "video" not in type(source).__name__.lower() else None
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -70,3 +68,67 @@ def test_questions_and_errors(case: Wrong, tmp_path: Path) -> None:
     assert str(root) in message
     assert all(part in message for part in case.parts), message
     assert len(message.splitlines()) < 12
+
+
+# --- places -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("given", ["cats", "./cats/", "~/cats", "."])
+def test_paths_are_those_that_were_given(given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    images("{cats,.}/{train,val}/{a,b}/1.jpg")(Maker(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    layout = recognize(given)
+    root = {"~/cats": f"{tmp_path}/cats/", ".": ""}.get(given, "cats/")
+    assert layout.train == {"name": "image_folder", "root": f"{root}train"}
+    assert layout.val == {"name": "image_folder", "root": f"{root}val"}
+    assert len(open_source(layout.train)) == 2
+
+
+def test_sections_keep_the_url_of_remote_storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPABINIA_REMOTE_CACHE", str(tmp_path / "cache"))
+    images("data/{train,val}/{a,b}/1.jpg", "list/1.jpg")(Maker(tmp_path))
+    text("list/a.csv", "path,label\n1.jpg,a\n")(Maker(tmp_path))
+    layout = recognize(f"file://{tmp_path}/data")
+    assert layout.train == {"name": "image_folder", "root": f"file://{tmp_path}/data/train"}
+    assert len(open_source(layout.train)) == 2
+    layout = recognize(f"file://{tmp_path}/list/a.csv")
+    assert layout.train == {"name": "table", "file": f"file://{tmp_path}/list/a.csv"}
+    assert len(open_source(layout.train)) == 1
+
+
+def test_a_folder_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    images("train/{a,b}/1.jpg")(Maker(tmp_path))
+    scandir = os.scandir
+
+    def refuse(path: Any) -> Any:
+        if str(path).endswith("/b"):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(ConfigError, match=r"train/b cannot be searched: Permission denied"):
+        recognize(tmp_path)
+
+
+def test_links_to_a_parent_are_not_followed(tmp_path: Path) -> None:
+    images("{a,b}/1.jpg")(Maker(tmp_path))
+    (tmp_path / "a" / "loop").symlink_to(tmp_path)
+    (tmp_path / "b" / "gone.jpg").symlink_to("nowhere")
+    layout = recognize(tmp_path)
+    assert layout.description == "2 class folders of images in one folder"
+
+
+@pytest.mark.shared
+def test_real_data(shared_data: Path) -> None:
+    tasks = {path.name: recognize(path).task for path in sorted(shared_data.iterdir()) if path.name in REAL}
+    assert tasks == REAL
+
+
+REAL = {
+    "bccd": "detection",
+    "clothing_small": "classification",
+    "fashion_mnist": "classification",
+    "grocery_reid": "reid",
+    "omniglot_strokes_video": "video",
+}

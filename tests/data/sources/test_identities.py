@@ -349,6 +349,11 @@ def test_class_folders_are_split_by_class(tmp_path: Path) -> None:
     assert test[0].keys() == {"image", "label", "id"} and len(test) == 24
     assert len(class_folders(root=tmp_path, train_classes=10, split="test").classes) == 2
     assert len(class_folders(root=tmp_path, split="all")) == 48
+    assert len(class_folders(root=tmp_path, train_classes=0, split="test")) == 48
+    assert class_folders(root=tmp_path, split="all", classes=["002.Bird", "009.Bird"]).classes == (
+        "002.Bird",
+        "009.Bird",
+    )
     with pytest.raises(ValueError, match=r"train_classes: 12 of the 12 classes in .* leave none to test"):
         class_folders(root=tmp_path, train_classes=12)
     with pytest.raises(ValueError, match=r"only the identity '001\.Bird' to train on"):
@@ -370,7 +375,9 @@ def test_a_list_of_identities(tmp_path: Path) -> None:
     assert train.info.cameras is not None and train.info.cameras.tolist() == [0, 1, 0, 1] * 8
     without_cameras = identity_table(file=tmp_path / "list.csv", camera=None, view="camera")
     assert without_cameras[1].keys() == {"image", "label", "id", "view"} and without_cameras[1]["view"] == 1
+    without_splits = identity_table(file=tmp_path / "list.csv", split_column=None)
     all_images = identity_table(file=tmp_path / "list.csv", split="all")
+    assert len(without_splits) == len(all_images)
     assert all_images.classes == tuple(str(number) for number in range(1, 13)) and all_images.info.queries is None
 
 

@@ -21,6 +21,7 @@ from opabinia.data.sources import (
     coco_stuff,
     digit_maps,
     segmentation_folder,
+    segmentation_list,
     voc_segmentation,
 )
 from opabinia.data.sources.segmentation_folder import SegmentationFiles
@@ -359,3 +360,42 @@ def test_images_and_maps_in_one_folder(tmp_path: Path) -> None:
     options: dict[str, Any] = {"images": "", "labels": "", "image_suffix": ".jpg", "label_suffix": "_mask.png"}
     source = segmentation_folder(root=tmp_path, classes=["a", "b", "c"], **options)
     assert labels_of(source) == VALUES.tolist() and source.id(0) == "a.jpg"
+
+
+# --- other names and lists --------------------------------------------------------------------------------------------
+
+
+def test_maps_beside_their_images(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        save(tmp_path / f"{name}.png", np.zeros((2, 3, 3), dtype=np.uint8))
+        save(tmp_path / f"{name}_mask.png", VALUES)
+    source = segmentation_folder(root=tmp_path, images="", labels="", label_suffix="_mask.png", classes=["x", "y", "z"])
+    assert [source.id(index) for index in range(len(source))] == ["a.png", "b.png"]
+    assert labels_of(source) == VALUES.tolist()
+
+
+def test_names_with_other_beginnings(tmp_path: Path) -> None:
+    save(tmp_path / "images/img_1.png", np.zeros((2, 3, 3), dtype=np.uint8))
+    save(tmp_path / "images/other.png", np.zeros((2, 3, 3), dtype=np.uint8))
+    save(tmp_path / "labels/map_1.png", VALUES)
+    options: dict[str, Any] = {"root": tmp_path, "classes": ["x", "y", "z"]}
+    source = segmentation_folder(**options, image_prefix="img_", label_prefix="map_")
+    assert [source.id(index) for index in range(len(source))] == ["images/img_1.png"]
+
+
+def test_a_list_of_images_and_maps(tmp_path: Path) -> None:
+    write_pair(tmp_path)
+    file, classes = tmp_path / "list.txt", ["x", "y", "z"]
+    file.write_text("images/a.jpg labels/a.png\n")
+    source = segmentation_list(file=file, classes=classes)
+    assert (len(source), source.id(0)) == (1, "images/a.jpg") and labels_of(source) == VALUES.tolist()
+    file.write_text("images/a.jpg, labels/a.png\n")
+    assert segmentation_list(file=file, classes=classes, separator=",").id(0) == "images/a.jpg"
+    for text, message in (
+        ("images/a.jpg\n", r"1 of 1 are not an image and its map: line 1 has 1 field"),
+        ("images/a.jpg ../a.png\n", r"1 of 1 paths lead out of"),
+        ("images/b.jpg labels/a.png\n", r"images/b.jpg"),
+    ):
+        file.write_text(text)
+        with pytest.raises(ValueError, match=message):
+            segmentation_list(file=file, classes=classes)

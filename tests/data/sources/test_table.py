@@ -172,3 +172,35 @@ def test_the_root_can_be_another_folder(folder: Path, tmp_path: Path) -> None:
     assert source[0]["id"] == "1.png" and source[1]["image"][0, 0, 0] == 100
     with pytest.raises(IndexError, match="index 2 of 2 images"):
         source[2]
+
+
+def test_a_column_with_the_split(folder: Path) -> None:
+    rows = [
+        {"id": path.removesuffix(".png"), "label": label, "set": "train" if label == "cat" else "val"}
+        for path, label in ROWS
+    ]
+    file = write_table(folder, "csv", rows)
+    options: dict[str, Any] = {"file": file, "path": "id", "suffix": ".png", "split_column": "set"}
+    train, val = (Table(**options, split=split) for split in ("train", "val"))
+    assert train.classes == val.classes == ("10", "9", "cat")
+    assert [train.id(index) for index in range(2)] == ["a/1.png", "b/3.png"]
+    assert val.info.labels.tolist() == [0, 1]
+    with pytest.raises(ValueError, match=r"lists no images of split 'test'; splits: train, val"):
+        Table(**options, split="test")
+
+
+def test_a_column_for_each_class(folder: Path) -> None:
+    marks = [("1", "0"), ("0", "1.0"), ("1", "-1"), ("0", "1")]
+    rows = [{"path": path, "dog": dog, "cat": cat} for (path, _), (dog, cat) in zip(ROWS, marks, strict=True)]
+    columns = ["dog", "cat"]
+    source = Table(file=write_table(folder, "csv", rows), label_columns=columns)
+    assert source.classes == ("dog", "cat") and source.info.labels.tolist() == [0, 1, 0, 1]
+    rows[1]["dog"], rows[2]["dog"] = "1", "0"
+    file = write_table(folder, "csv", rows)
+    several = Table(file=file, label_columns=columns, multi_label=True)
+    assert several.info.labels.tolist() == [[1, 0], [1, 1], [0, 0], [0, 1]]
+    with pytest.raises(ValueError, match=r"line 3: 2 of the columns have 1, expected one; several need multi_label"):
+        Table(file=file, label_columns=columns)
+    rows[3]["cat"] = "yes"
+    with pytest.raises(ValueError, match=r"line 5: cat is 'yes', expected 1 or 0"):
+        Table(file=write_table(folder, "csv", rows), label_columns=columns, multi_label=True)

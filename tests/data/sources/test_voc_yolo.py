@@ -304,3 +304,22 @@ def test_missing_images_and_labels_of_yolo_are_reported(export: Path) -> None:
     (export / "labels").rename(export / "annotations")
     with pytest.raises(ValueError, match=r"no image has labels; expected labels/train/1\.txt in "):
         yolo(data=export / "data.yaml", broken="drop")
+
+
+def test_a_folder_of_images_without_data_yaml(export: Path) -> None:
+    expected = yolo(data=export / "data.yaml")
+    source = yolo(data=export / "images" / "train", root=export, names=list(expected.classes))
+    assert [source.id(index) for index in range(len(source))] == [expected.id(index) for index in range(len(expected))]
+    assert source[0]["boxes"].tolist() == expected[0]["boxes"].tolist() and source.classes == expected.classes
+    with pytest.raises(ValueError, match=r"train is a folder: names gives the names of its classes"):
+        yolo(data=export / "images" / "train")
+    with pytest.raises(ValueError, match=r"data.yaml has the names of the classes itself"):
+        yolo(data=export / "data.yaml", names=["a"])
+
+
+def test_other_names_of_the_folders_of_voc(devkit: Path) -> None:
+    expected = voc(root=devkit)
+    (devkit / "JPEGImages").rename(devkit / "images")
+    (devkit / "Annotations").rename(devkit / "xmls")
+    source = voc(root=devkit, images="images", annotations="xmls")
+    assert len(source) == len(expected) and source.id(0) == expected.id(0).replace("JPEGImages", "images")
