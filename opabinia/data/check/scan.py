@@ -21,7 +21,7 @@ from torch import Tensor
 
 from opabinia.contracts import Indices, Source, Video
 from opabinia.data.check.image_hash import ImageHash, compute_hash
-from opabinia.data.decoding.images import EncodedImage, LazyImage
+from opabinia.data.decoding.images import EncodedImage, LazyImage, open_image
 from opabinia.data.decoding.video_index import damage
 from opabinia.data.sources.detection_base import AnnotatedImages
 from opabinia.data.sources.named import NamedFiles
@@ -59,6 +59,8 @@ class SampleScan:
         truncated: it cannot be read because its file ends early.
         bad_map: its image can be read, but not its segmentation map.
         size: height and width.
+        is_gray: all channels of the image, or of the three frames, are the same.
+        bits: of a channel in the file: 8, or 16.
         file_digest: of its file; None if the source does not give the file, and for videos.
         pixel_digest: of size and pixels; for videos of the number of frames and of the first, middle and last frame.
         image_hash: of the image, or of these three frames; None if they have too little content to be compared.
@@ -73,6 +75,8 @@ class SampleScan:
     truncated: bool = False
     bad_map: bool = False
     size: tuple[int, int] | None = None
+    is_gray: bool = False
+    bits: int = 8
     file_digest: bytes | None = None
     pixel_digest: bytes | None = None
     image_hash: ImageHash | None = None
@@ -185,6 +189,8 @@ def _scan_image(name: str, image: Tensor, content: bytes | None = None) -> Sampl
     return SampleScan(
         name,
         size=(height, width),
+        is_gray=_is_gray(image),
+        bits=8 if content is None else _bits(content),
         file_digest=None if content is None else blake2b(content, digest_size=16).digest(),
         pixel_digest=_digest([image]),
         image_hash=compute_hash(image.unsqueeze(0)),
@@ -203,11 +209,25 @@ def _scan_video(name: str, video: Video) -> SampleScan:
         name,
         is_video=True,
         size=(height, width),
+        is_gray=_is_gray(frames),
         pixel_digest=_digest([torch.tensor([count]), frames]),
         image_hash=compute_hash(frames),
         length=length,
         damage=damage(video.path),
     )
+
+
+def _is_gray(images: Tensor) -> bool:
+    """Return whether all channels (... x C x H x W) are the same."""
+    return all(torch.equal(images.select(-3, 0), channel) for channel in images.unbind(-3)[1:])
+
+
+def _bits(content: bytes) -> int:
+    """Return the bits of a channel in an image file that can be decoded."""
+    if content.startswith(b"\xff\xd8"):  # JPEG
+        return 8
+    with open_image(content) as image:
+        return 16 if image.mode.startswith("I") else 8
 
 
 def _digest(tensors: Sequence[Tensor]) -> bytes:

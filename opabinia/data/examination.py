@@ -1,0 +1,134 @@
+"""Examination of a dataset: some of its files, drawn by a seed, are read as the data check reads all of them."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from opabinia.contracts import Indices, Source
+from opabinia.data.check.image_hash import ImageHash, find_near_pairs
+from opabinia.data.check.scan import SampleScan, scan_samples
+from opabinia.runtime.log import log
+from opabinia.runtime.progress import progress_bar
+from opabinia.runtime.resources import cores
+
+LIMIT = 5000
+"""Images and videos that are read of a dataset: shares are then known to about 1 %."""
+
+PIXELS = 1e9
+"""Pixels that are decoded of a dataset, about 20 s of two cores; large images are fewer than :data:`LIMIT`."""
+
+SECONDS = 60.0
+"""The examination stops after this time: of slow disks and remote storage it knows less."""
+
+_FIRST = 64
+"""Samples whose size decides how many are read."""
+
+_VIDEO_FRAMES = 20
+"""Cost of a video, in frames: three are decoded, with those before them."""
+
+_NEAR = 4
+"""Bits that may differ in the hashes of near-duplicates, as in the data check."""
+
+
+@dataclass(frozen=True, eq=False)
+class Examination:
+    """Samples of a dataset that were read.
+
+    Attributes:
+        indices: of the samples, ascending (int64, M).
+        scans: results of reading them.
+        is_complete: all samples of the dataset were read.
+    """
+
+    indices: Indices
+    scans: Sequence[SampleScan]
+    is_complete: bool
+
+    def select(self, indices: Indices) -> Examination:
+        """Return the examination of some of the samples (int64, ascending), numbered from 0."""
+        chosen = np.flatnonzero(np.isin(self.indices, indices))
+        new_indices = np.searchsorted(indices, self.indices[chosen])
+        return Examination(new_indices, [self.scans[row] for row in chosen.tolist()], self.is_complete)
+
+    @property
+    def hashes(self) -> tuple[Indices, list[ImageHash]]:
+        """The samples (int64, H) whose images, or three frames, have a hash, and these."""
+        rows = [row for row, scan in enumerate(self.scans) if scan.image_hash is not None]
+        return self.indices[rows], [value for scan in self.scans if (value := scan.image_hash) is not None]
+
+    def near_duplicates(self) -> NDArray[np.int64]:
+        """Return index pairs of near-duplicates (P x 2), and of files or pixels that are the same."""
+        indices, hashes = self.hashes
+        pairs = [indices[find_near_pairs(hashes, _NEAR)]]
+        for name in ("file_digest", "pixel_digest"):  # also of images that are too small to have a hash
+            first: dict[bytes, int] = {}
+            for index, scan in zip(self.indices.tolist(), self.scans, strict=True):
+                digest = getattr(scan, name)
+                if digest is not None and first.setdefault(digest, index) != index:
+                    pairs.append(np.array([[first[digest], index]]))
+        return np.unique(np.concatenate(pairs), axis=0)
+
+
+def examine(
+    source: Source, *, seed: int = 0, limit: int = LIMIT, seconds: float = SECONDS, workers: int | None = None
+) -> Examination:
+    """Read samples of a source: all, or pairs of consecutive ones that are drawn with ``seed``.
+
+    The number depends on the size of the first ones, not on the time, unless ``seconds`` are over. So the same seed
+    gives the same result. Damaged files are results, too.
+
+    Args:
+        source: of images or videos.
+        seed: of the draw.
+        limit: number of samples to read.
+        seconds: stop after this time.
+        workers: processes that read; 0 reads in this one; None: the number of cores.
+
+    Raises:
+        WorkerDied: reading has killed a process.
+    """
+    order = _draw(len(source), limit, seed)
+    end = time.monotonic() + seconds
+    scans: list[SampleScan] = []
+    was_disabled, log.disabled = log.disabled, True  # damage is a result here, not a warning
+    try:
+        with progress_bar("look at the data", len(order)) as bar:
+            for scan in bar.track(_read(source, order, scans, cores() if workers is None else workers)):
+                scans.append(scan)
+                if time.monotonic() > end:
+                    break
+    finally:
+        log.disabled = was_disabled
+    read = order[: len(scans)]
+    rows = np.argsort(read)
+    return Examination(read[rows], [scans[row] for row in rows.tolist()], len(scans) == len(source))
+
+
+def _draw(count: int, limit: int, seed: int) -> Indices:
+    """Return the samples to read, in the order of reading: consecutive ones in pairs, to find frames of a video."""
+    firsts = 2 * np.random.default_rng(seed).permutation((count + 1) // 2)
+    pairs = np.stack([firsts, firsts + 1], 1).ravel()
+    return pairs[pairs < count][:limit]
+
+
+def _read(source: Source, order: Indices, scans: Sequence[SampleScan], workers: int) -> Iterator[SampleScan]:
+    """Yield the scans of the first samples, then of as many others as their size allows.
+
+    Args:
+        source: of the samples.
+        order: of reading.
+        scans: those that were yielded.
+        workers: processes that read.
+    """
+    positions = [(0, index) for index in order.tolist()]
+    few = len(positions) <= _FIRST
+    yield from scan_samples([source], positions[:_FIRST], 0 if few else workers)
+    sizes = [math.prod(scan.size) * (_VIDEO_FRAMES if scan.is_video else 1) for scan in scans if scan.size is not None]
+    affordable = int(PIXELS * len(sizes) / max(sum(sizes), 1)) if sizes else len(positions)
+    yield from scan_samples([source], positions[_FIRST : max(affordable, _FIRST)], workers)

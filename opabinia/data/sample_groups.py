@@ -1,0 +1,246 @@
+"""Samples that belong together: near-duplicates, frames of one recording, crops and augmented copies of one original.
+
+A split must not divide them: a model that was trained on one of them has all but seen the others.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Hashable, Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
+
+from opabinia.contracts import Indices, Source, SourceInfo
+from opabinia.data.examination import Examination
+
+_AUGMENTED = re.compile(r"(.+)\.rf\.[0-9a-zA-Z]{8,}")
+"""Name of an image that Roboflow has exported, perhaps one of several augmented copies of an original."""
+
+_CROP = re.compile(
+    r"(.*[^-_ .])[-_ .]*(?:crop|tile|patch|chip|aug|augmented|flip|flipped|rotated|copy)[-_ ]?\d*(?:[-_]\d+)*"
+    r"|(.+?)__\d+(?:\.\d+)?__\d+_+\d+",
+    re.IGNORECASE,
+)
+"""Name of a crop or copy: ``street_crop1``, ``street_tile_0_512``; ``P01__1__824___0`` of DOTA's development kit."""
+
+_CLIP = re.compile(
+    r".*(?:mp4|avi|mov|mkv|webm|video|clip|seq|sequence|scene).*[-_. ]"  # clip3_0001, street_mp4-0001
+    r"|.*[^-_. ][-_. ]*(?:frame|frm)[-_. ]*"  # street_frame0001
+    r"|.*[-_]g\d+[-_]c",  # UCF101's v_Archery_g01_c02
+    re.IGNORECASE,
+)
+"""Beginning, before a running number, of the name of a frame or clip of a recording."""
+
+_MIN_PREFIX, _MIN_DIGITS = 8, 5
+"""Characters, and digits among them, of any other beginning that names a recording: ``2011_09_26_drive_0005_``."""
+
+_MAX_SHARE = 0.5
+"""Share of a class that has a name in common above which it is no name of an original or a recording."""
+
+_MIN_SIMILARITY, _CHANCE = 0.8, 0.99
+"""Images are alike if their thumbnails correlate more than this, and than this share of random pairs."""
+
+_MIN_ALIKE = 0.3
+"""Share of alike pairs in recordings; chance is 1 %."""
+
+_MIN_PAIRS, _MAX_PAIRS = 10, 4000
+"""Pairs that are compared."""
+
+_BLOCKS = 20
+"""A recording that is most of a run, because no scene ends in it, is cut into this many blocks."""
+
+
+class _Names(NamedTuple):
+    """Parts of N names as numbers (int64, N): equal numbers are equal texts.
+
+    Attributes:
+        originals: folder and name of the original image.
+        are_augmented: it is an augmented copy (bool, N).
+        runs: folder, and name before the running number; -1 without such a number.
+        numbers: the running number, 0 without.
+        clips: those of ``runs`` that name a recording, else -1.
+    """
+
+    originals: Indices
+    are_augmented: NDArray[np.bool_]
+    runs: Indices
+    numbers: Indices
+    clips: Indices
+
+
+def find_groups(source: Source, examination: Examination) -> Indices:
+    """Return the number of the group of each sample, from 0 (int64, N).
+
+    Names and images decide:
+
+    - Near-duplicates among the examined samples are one group.
+    - Crops and augmented copies of one original, by their names, are one group.
+    - Names that differ in a running number are frames of one recording if the rest of the name says so
+      (``clip3_frame0001``, or long with many digits, and numbers that count on); if images of such names look alike,
+      and those of different ones do not; or, one by one, if consecutive ones are more alike than others of the same
+      name are. ``img_0001`` to ``img_9999`` of unrelated images are no group.
+
+    A name that more than half of a class has in common is ignored, because it is no name of an original.
+
+    Args:
+        source: of the samples.
+        examination: of them.
+    """
+    names = _parse(source.split_keys())
+    scopes = _scopes(source.info, len(source))
+    originals = np.where(names.are_augmented, names.originals, _without_large(names.originals, scopes))
+    clips = _without_large(names.clips, scopes)
+    likeness = _Likeness(examination)
+    if likeness.runs_are_recordings(names.runs):
+        clips = np.where(clips < 0, _without_large(names.runs, scopes), clips)
+    runs = np.where(clips < 0, names.runs, -1)
+    pairs = [examination.near_duplicates(), chain_equal(originals), chain_equal(clips)]
+    return connect([*pairs, likeness.frames(runs, names.numbers)], len(source))
+
+
+def name_of_original(name: str) -> tuple[str, bool]:
+    """Return the path of a file without extension, without the part of its name that numbers crops and augmented
+    copies of an original; and whether it is certain that it is such a copy.
+
+    Example: ``a/IMG_1_jpg.rf.0a1b2c3d.jpg`` is an augmented copy of ``a/IMG_1_jpg``.
+    """
+    folder, base = os.path.split(name)
+    stem = os.path.splitext(base)[0]
+    augmented = _AUGMENTED.fullmatch(stem)
+    stem = augmented[1] if augmented else stem
+    crop = _CROP.fullmatch(stem)
+    return os.path.join(folder, (crop[1] or crop[2]) if crop else stem), augmented is not None
+
+
+def _parse(names: Iterable[str]) -> _Names:
+    originals: list[str] = []
+    augmented: list[bool] = []
+    runs: list[str | None] = []
+    numbers: list[int] = []
+    for name in names:
+        original, is_augmented = name_of_original(name)
+        originals.append(original)
+        augmented.append(is_augmented)
+        # Roboflow writes the extension of the original as _jpg.
+        match = re.fullmatch(r"(.*?)(\d{1,18})(?:_(?:jpe?g|png))?", original, re.DOTALL)
+        runs.append(match[1] if match else None)
+        numbers.append(int(match[2]) if match else 0)
+    codes = _codes(runs)
+    is_clip = np.array([run is not None and _CLIP.fullmatch(os.path.basename(run)) is not None for run in runs])
+    is_long = np.array([run is not None and _is_long(os.path.basename(run)) for run in runs])
+    counted = np.array(numbers, dtype=np.int64)
+    is_clip |= is_long & _count_on(codes, counted)
+    return _Names(_codes(originals), np.array(augmented), codes, counted, np.where(is_clip, codes, -1))
+
+
+def _is_long(prefix: str) -> bool:
+    return len(prefix) >= _MIN_PREFIX and sum(character.isdigit() for character in prefix) >= _MIN_DIGITS
+
+
+def _codes(texts: Sequence[Hashable | None]) -> Indices:
+    """Return a number for each distinct text, -1 for None."""
+    numbers: dict[Hashable | None, int] = {None: -1}
+    return np.array([numbers.setdefault(text, len(numbers) - 1) for text in texts], dtype=np.int64)
+
+
+def _count_on(runs: Indices, numbers: Indices) -> NDArray[np.bool_]:
+    """Return which samples are of a run whose numbers increase by the same step in most cases (bool, N)."""
+    order = np.lexsort((numbers, runs))
+    steps, same = np.diff(numbers[order]), np.diff(runs[order]) == 0
+    regular: dict[int, bool] = {}
+    ends = np.flatnonzero(~same)
+    for part in np.split(np.arange(len(order)), ends + 1):
+        own = steps[part[:-1]]
+        regular[int(runs[order[part[0]]])] = len(own) > 0 and 2 * int((own == np.median(own)).sum()) > len(own)
+    return np.array([regular[run] for run in runs.tolist()], dtype=bool)
+
+
+def _scopes(info: SourceInfo, count: int) -> Indices:
+    """Return the class of each sample (int64, N), 0 if it does not have one class."""
+    return np.zeros(count, dtype=np.int64) if info.single_labels is None else np.asarray(info.single_labels)
+
+
+def _without_large(codes: Indices, scopes: Indices) -> Indices:
+    """Return the codes of groups, -1 of those that are more than :data:`_MAX_SHARE` of the class of a sample."""
+    distinct, rows, sizes = np.unique(codes, return_index=True, return_counts=True)
+    limits = _MAX_SHARE * np.bincount(scopes)[scopes[rows]]
+    return np.where(np.isin(codes, distinct[(sizes > limits) & (sizes > 1)]), -1, codes)
+
+
+def chain_equal(codes: Indices) -> NDArray[np.int64]:
+    """Return pairs (P x 2) that connect the samples with the same code, from 0."""
+    order = np.argsort(codes, kind="stable")
+    same = (codes[order[1:]] == codes[order[:-1]]) & (codes[order[1:]] >= 0)
+    return np.stack([order[:-1][same], order[1:][same]], 1)
+
+
+def connect(pairs: Sequence[NDArray[np.int64]], count: int) -> Indices:
+    """Return the number of the connected component of each of ``count`` samples (int64); ``pairs`` are P x 2."""
+    edges = np.concatenate(pairs)
+    graph = coo_array((np.ones(len(edges), dtype=bool), (edges[:, 0], edges[:, 1])), shape=(count, count))
+    components: Indices = connected_components(graph, directed=False)[1].astype(np.int64)
+    return components
+
+
+class _Likeness:
+    """Similarity of examined images by their thumbnails."""
+
+    def __init__(self, examination: Examination) -> None:
+        self._indices, hashes = examination.hashes
+        middle = [image.thumbnails[len(image.thumbnails) // 2] for image in hashes]
+        images = np.stack(middle).astype(np.float32) if middle else np.zeros((0, 1), dtype=np.float32)
+        images -= images.mean(1, keepdims=True)
+        self._images = images / np.maximum(np.linalg.norm(images, axis=1, keepdims=True), 1e-6)
+        self._is_complete = examination.is_complete
+        self._random = np.random.default_rng(0)
+
+    def _alike(self, pairs: NDArray[np.int64], others: NDArray[np.int64]) -> NDArray[np.bool_] | None:
+        """Return which pairs of examined images (P x 2) are more alike than nearly all ``others`` are; None if they are
+        too few to be sure, or few of them."""
+        if min(len(pairs), len(others)) < _MIN_PAIRS:
+            return None
+        usual, own = ((self._images[a] * self._images[b]).sum(1) for a, b in (others.T, pairs.T))
+        alike: NDArray[np.bool_] = own > max(_MIN_SIMILARITY, float(np.quantile(usual, _CHANCE)))
+        return alike if float(alike.mean()) >= _MIN_ALIKE else None
+
+    def runs_are_recordings(self, runs: Indices) -> bool:
+        """Return whether images of the same run are alike, and those of different runs are not."""
+        own = runs[self._indices]
+        order = np.flatnonzero(own >= 0)[np.argsort(own[own >= 0], kind="stable")]
+        same = own[order[1:]] == own[order[:-1]]
+        pairs = np.stack([order[:-1], order[1:]], 1)[same]
+        shuffled = self._random.permutation(order)
+        others = np.stack([order, shuffled], 1)[own[order] != own[shuffled]]
+        return self._alike(pairs[:_MAX_PAIRS], others[:_MAX_PAIRS]) is not None
+
+    def frames(self, runs: Indices, numbers: Indices) -> NDArray[np.int64]:
+        """Return pairs (P x 2) of consecutive samples of a run that are alike, if many are: more than others of the
+        run. Of a scene that is most of the run, and if not all samples were examined, blocks are connected."""
+        order = np.lexsort((numbers, runs))
+        order = order[runs[order] >= 0]
+        place = np.full(len(runs), -1)
+        place[self._indices] = np.arange(len(self._indices))
+        same = runs[order[1:]] == runs[order[:-1]]
+        pairs = np.stack([order[:-1], order[1:]], 1)[same]
+        known = (place[pairs] >= 0).all(1)
+        lengths = np.bincount(runs[order]) if len(order) else np.zeros(0, dtype=np.int64)
+        far = order[(np.arange(len(order)) + np.maximum(lengths[runs[order]] // 3, 2)) % max(len(order), 1)]
+        others = np.stack([order, far], 1)
+        others = others[(runs[order] == runs[far]) & (place[others] >= 0).all(1)]
+        alike = self._alike(place[pairs[known]], place[others])
+        if alike is None:
+            return np.zeros((0, 2), dtype=np.int64)
+        connected = np.ones(len(pairs), dtype=bool)
+        if self._is_complete:
+            connected[known] = alike
+        scenes = connect([pairs[connected]], len(runs))
+        own_lengths = lengths[runs[pairs[:, 0]]]
+        is_long = np.bincount(scenes)[scenes[pairs[:, 0]]] > _MAX_SHARE * own_lengths
+        cut = np.arange(len(pairs)) % np.maximum(own_lengths // _BLOCKS, 2) == 0
+        kept: NDArray[np.int64] = pairs[connected & ~(is_long & cut)]
+        return kept

@@ -1,0 +1,323 @@
+"""Splits: choosing validation samples of a dataset without any, and leaks between given splits."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from opabinia.contracts import Indices, RaggedArray, Source, SourceInfo
+from opabinia.data.examination import LIMIT, Examination, examine
+from opabinia.data.layouts.layout import TaskName
+from opabinia.data.sample_groups import chain_equal, connect, find_groups, name_of_original
+from opabinia.data.sources.subset import write_split
+from opabinia.runtime.log import log
+from opabinia.runtime.text import plural
+
+SHARE, SMALL_SHARE = 0.1, 0.2
+MIN_SIZE, MAX_SIZE = 1000, 5000
+MIN_PER_CLASS = 2
+
+_EXAMPLES = 3
+"""Samples that a leak names."""
+
+
+def validation_size(samples: int) -> int:
+    """Return the number of validation samples of a dataset: 20 %, above 5,000 samples 1,000, above 10,000 samples 10 %,
+    above 50,000 samples 5,000.
+
+    The standard error of a share such as the accuracy is at most 50 % by the square root of this number: 5 points with
+    100 validation samples, 1.6 with 1,000, 0.7 with 5,000, which is less than differences that matter. More would only
+    cost training samples and time. A small dataset gives 20 %, as is common.
+    """
+    return min(max(round(SHARE * samples), min(round(SMALL_SHARE * samples), MIN_SIZE)), MAX_SIZE)
+
+
+def class_quotas(counts: Sequence[int], total: int) -> Indices:
+    """Return the number of validation samples of each class.
+
+    They are in proportion to the samples of the class, and at least 2, or a third of the class: of one or two samples
+    none is held out. Where this would take more than twice ``total``, or nothing, the proportion alone decides.
+
+    Args:
+        counts: samples of each class.
+        total: number of validation samples.
+    """
+    sizes = np.asarray(counts, dtype=np.int64)
+    exact = sizes * total / max(int(sizes.sum()), 1)
+    quotas: Indices = np.floor(exact).astype(np.int64)
+    quotas[np.argsort(quotas - exact, kind="stable")[: total - int(quotas.sum())]] += 1
+    minima = np.minimum(MIN_PER_CLASS, sizes // 3)
+    with_minima: Indices = np.where(sizes < 3, 0, np.maximum(quotas, minima))
+    return with_minima if 0 < with_minima.sum() <= 2 * total else quotas
+
+
+def split_dataset(
+    source: Source, file: Path, *, task: TaskName, seed: int = 0, limit: int = LIMIT
+) -> tuple[Examination, Examination]:
+    """Choose validation samples of a dataset without any, and write them to a file for the source ``subset``.
+
+    Args:
+        source: all samples.
+        file: the split file.
+        task: for ``reid`` whole identities are chosen.
+        seed: of the choice and of the samples that are read.
+        limit: number of samples whose files are read to find near-duplicates and recordings.
+
+    Returns:
+        The examinations of the training and of the validation samples.
+
+    Raises:
+        ValueError: the samples cannot be divided, see :func:`choose_validation` and :func:`choose_identities`.
+        DiskError: the file cannot be written.
+    """
+    examination = examine(source, seed=seed, limit=limit)
+    groups = find_groups(source, examination)
+    if task == "reid":
+        chosen = choose_identities(source, groups, seed=seed)
+    else:
+        chosen = choose_validation(source, groups, seed=seed, present=_present_in_maps(source, examination))
+    keys = list(source.split_keys())
+    write_split(file, [keys[index] for index in chosen.tolist()])
+    others = np.setdiff1d(np.arange(len(source)), chosen)
+    return examination.select(others), examination.select(chosen)
+
+
+def _present_in_maps(source: Source, examination: Examination) -> RaggedArray | None:
+    """Return the classes in the segmentation map of each sample, none if it was not read; None without maps."""
+    if source.info.present is not None or not any(scan.pixels is not None for scan in examination.scans):
+        return None
+    present: list[Sequence[int]] = [()] * len(source)
+    for index, scan in zip(examination.indices.tolist(), examination.scans, strict=True):
+        if scan.pixels is not None:
+            present[index] = np.flatnonzero(scan.pixels[: len(source.classes)]).tolist()
+    return RaggedArray(present)
+
+
+def choose_validation(source: Source, groups: Indices, *, seed: int, present: RaggedArray | None = None) -> Indices:
+    """Choose validation samples of a dataset: :func:`validation_size` many, of each class its share.
+
+    A sample with several classes, or with objects of several, counts for the rarest of them. Samples of a group stay
+    together; at most half of the samples of a class are chosen, and none of a class with one sample. The same arguments
+    give the same samples.
+
+    Args:
+        source: all samples.
+        groups: the number of the group of each sample (int64, N), see
+            :func:`opabinia.data.sample_groups.find_groups`.
+        seed: of the draw.
+        present: classes of each sample, if the source does not know them (segmentation maps).
+
+    Returns:
+        Indices, ascending (int64).
+
+    Raises:
+        ValueError: there is one sample only, or every class has one only.
+    """
+    count = len(source)
+    if count < 2:
+        raise ValueError(f"{plural(count, 'sample')} cannot be split into training and validation")
+    classes = _classes_of(source.info, count) if present is None else present
+    draw = _Draw(groups, classes, seed)
+    if not (draw.class_counts > 1).any():
+        raise ValueError(
+            f"each of the {len(draw.class_counts)} classes has one sample: none can be held out for validation"
+        )
+    chosen = draw.choose(validation_size(count))
+    if not chosen.any():
+        log.warning("validation: the samples belong together (frames of one recording?); the last of them are held out")
+        chosen[-validation_size(count) :] = True
+    return np.flatnonzero(chosen)
+
+
+def choose_identities(source: Source, groups: Indices, *, seed: int) -> Indices:
+    """Choose some identities for validation: no identity is in both parts.
+
+    They are drawn among those whose images can be searched: they have two images at least, by two cameras where cameras
+    are known. :func:`validation_size` images are chosen, of at most half of the identities.
+
+    Args:
+        source: each sample has one label, the identity.
+        groups: the number of the group of each sample (int64, N); identities with samples of one group stay together.
+        seed: of the draw.
+
+    Returns:
+        Indices, ascending (int64).
+
+    Raises:
+        ValueError: samples have no identities, or none of these can be held out.
+    """
+    labels, cameras = source.info.single_labels, source.info.cameras
+    if labels is None:
+        raise ValueError("the samples have no identities: each needs one label")
+    sides = np.unique(np.stack([labels, np.arange(len(labels)) if cameras is None else cameras], 1), axis=0)
+    searchable = np.bincount(sides[:, 0], minlength=len(source.classes)) > 1
+    units = connect([chain_equal(labels), chain_equal(groups)], len(labels))
+    allowed = len(np.unique(labels)) // 2
+    chosen = np.zeros(len(source.classes), dtype=bool)
+    for unit in np.random.default_rng(seed).permutation(units.max(initial=0) + 1).tolist():
+        own = np.unique(labels[units == unit])
+        if searchable[own].all() and chosen.sum() + len(own) <= allowed:
+            chosen[own] = True
+        if chosen[labels].sum() >= validation_size(len(labels)):
+            break
+    if not chosen.any():
+        seen = "two images" if cameras is None else "images by two cameras"
+        raise ValueError(f"{searchable.sum()} of {len(np.unique(labels))} identities have {seen}: none can be held out")
+    return np.flatnonzero(chosen[labels])
+
+
+def _classes_of(info: SourceInfo, count: int) -> RaggedArray:
+    """Return the classes of each of ``count`` samples, each once; class 0 of all if they are unknown."""
+    rows = np.arange(count)
+    if info.labels is not None and info.single_labels is None:
+        samples, labels = np.nonzero(info.labels)
+        return RaggedArray.group_unique(samples, labels, count)
+    if info.labels is None and info.present is not None:
+        return RaggedArray(info.present)
+    known = info.single_labels
+    return RaggedArray.group_unique(rows, np.zeros(count, dtype=np.int64) if known is None else known, count)
+
+
+class _Draw:
+    """Draws groups of samples.
+
+    Args:
+        groups: the number of the group of each sample (int64, N).
+        classes: of each sample.
+        seed: of the order in which groups are drawn.
+
+    Attributes:
+        class_counts: samples of each class that has any (int64).
+    """
+
+    def __init__(self, groups: Indices, classes: RaggedArray, seed: int) -> None:
+        values = np.concatenate([np.zeros(0, dtype=np.int64), *(classes[index] for index in range(len(classes)))])
+        self._classes, self._totals = classes, np.bincount(values)
+        self.class_counts = self._totals[self._totals > 0]
+        nothing = len(self._totals)  # the stratum of samples without any class
+        rarest = [own[np.argmin(self._totals[own])] if len(own) else nothing for own in classes]
+        self._strata = np.array(rarest, dtype=np.int64)
+        self._sizes = np.bincount(self._strata, minlength=nothing + 1)
+        self._members = np.argsort(groups, kind="stable")
+        self._starts = np.append(np.flatnonzero(np.diff(groups[self._members], prepend=-1)), len(groups))
+        self._shuffled = np.random.default_rng(seed).permutation(len(self._starts) - 1)
+        self._chosen = np.zeros(len(groups), dtype=bool)
+        self._counts, self._taken = np.zeros_like(self._sizes), np.zeros_like(self._totals)
+
+    def choose(self, total: int) -> NDArray[np.bool_]:
+        """Return which samples are chosen (bool, N): about ``total``."""
+        by_size = np.argsort(self._sizes, kind="stable")
+        ranks = np.argsort(by_size)[self._strata]  # a group belongs to the rarest stratum of its samples
+        homes = np.minimum.reduceat(ranks[self._members], self._starts[:-1])[self._shuffled]
+        by_home = np.argsort(homes, kind="stable")
+        ends = np.searchsorted(homes[by_home], np.arange(len(by_size)), "right")
+        quotas = class_quotas(self._sizes.tolist(), total)
+        for stratum, own in zip(by_size.tolist(), np.split(self._shuffled[by_home], ends[:-1]), strict=True):
+            self._take(own, [stratum], int(quotas[stratum]))
+        # Rare classes have no quota. If there are many of them, any samples are taken that their classes can spare.
+        self._take(self._shuffled, slice(None), total)
+        return self._chosen
+
+    def _take(self, groups: Indices, strata: list[int] | slice, quota: int) -> None:
+        """Choose groups until ``quota`` samples of some strata are chosen: rather too few than too many, and never more
+        than half of a class."""
+        for group in groups.tolist():
+            missing = quota - self._counts[strata].sum()
+            if missing <= 0:
+                return
+            members = self._members[self._starts[group] : self._starts[group + 1]]
+            sizes = np.bincount(self._strata[members], minlength=len(self._counts))
+            labels = np.concatenate([self._classes[index] for index in members.tolist()])
+            after = self._taken + np.bincount(labels, minlength=len(self._taken))
+            fits = sizes[strata].sum() < max(2 * missing, 2) and (after <= self._totals // 2)[labels].all()
+            if fits and not self._chosen[members[0]]:
+                self._chosen[members] = True
+                self._counts, self._taken = self._counts + sizes, after
+
+
+# --- leaks ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Leak:
+    """Samples of a split that another split has, too.
+
+    Attributes:
+        kind: ``identical``, ``nearly identical``, or ``augmented copies of one original``.
+        splits: names of both.
+        count: number of samples of the second one.
+        examples: pairs of samples, one of each split.
+    """
+
+    kind: str
+    splits: tuple[str, str]
+    count: int
+    examples: tuple[tuple[str, str], ...]
+
+    def __str__(self) -> str:
+        first, second = self.splits
+        pairs = ", ".join(f"{own} and {other}" for own, other in self.examples)
+        more = " ..." if self.count > len(self.examples) else ""
+        return f"{self.kind} in {first} and {second}: {plural(self.count, 'sample')} of {second} ({pairs}{more})"
+
+
+def find_leaks(splits: Mapping[str, tuple[Source, Examination]]) -> list[Leak]:
+    """Find samples that two splits have in common, among those that were examined; copies by their names among all.
+
+    Args:
+        splits: sources and their examinations by name, the training data first.
+    """
+    leaks: list[Leak] = []
+    for first, second in combinations(splits, 2):
+        (source, examined), (other, other_examined) = splits[first], splits[second]
+        found: dict[str, dict[str, str]] = {
+            "identical": _identical(examined, other_examined),
+            "nearly identical": _near(examined, other_examined),
+            "augmented copies of one original": _copies(source, other),
+        }
+        known: set[str] = set()
+        for kind, pairs in found.items():
+            new = [(own, name) for name, own in pairs.items() if name not in known]
+            known.update(name for _, name in new)
+            if new:
+                leaks.append(Leak(kind, (first, second), len(new), tuple(new[:_EXAMPLES])))
+    return leaks
+
+
+def _identical(first: Examination, second: Examination) -> dict[str, str]:
+    """Return the sample of the first split for each of the second one with the same file or pixels, by id."""
+    digests = {
+        digest: scan.id
+        for scan in first.scans
+        for digest in (scan.file_digest, scan.pixel_digest)
+        if digest is not None
+    }
+    matches = {
+        scan.id: digests.get(scan.file_digest or b"") or digests.get(scan.pixel_digest or b"") for scan in second.scans
+    }
+    return {name: own for name, own in matches.items() if own is not None}
+
+
+def _near(first: Examination, second: Examination) -> dict[str, str]:
+    scans = [scan for examined in (first, second) for scan in examined.scans]
+    sides = np.repeat([0, 1], [len(first.scans), len(second.scans)])
+    both = Examination(np.arange(len(scans)), scans, is_complete=False)
+    pairs = both.near_duplicates()
+    return {scans[b].id: scans[a].id for a, b in pairs[sides[pairs[:, 0]] < sides[pairs[:, 1]]].tolist()}
+
+
+def _copies(first: Source, second: Source) -> dict[str, str]:
+    """Return the sample of the first split for each of the second one with a name of the same original."""
+    originals: dict[str, str] = {}
+    for key in first.split_keys():
+        original, is_augmented = name_of_original(os.path.basename(key))
+        if is_augmented:
+            originals[original] = key
+    matches = {key: originals.get(name_of_original(os.path.basename(key))[0]) for key in second.split_keys()}
+    return {key: own for key, own in matches.items() if own is not None}

@@ -1,0 +1,172 @@
+"""Choosing validation samples, and leaks between splits."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from opabinia.contracts import RaggedArray, SourceInfo
+from opabinia.data.examination import examine
+from opabinia.data.layouts.layout import TaskName
+from opabinia.data.sample_groups import connect
+from opabinia.data.sources import ImageFolder, Images, ObjectMaps, class_folders, coco, subset
+from opabinia.data.sources.named import ImageFiles
+from opabinia.data.splitting import (
+    choose_identities,
+    choose_validation,
+    class_quotas,
+    find_leaks,
+    split_dataset,
+    validation_size,
+)
+from scripts import small_data
+from tests.data.check.images import save
+
+
+def files(count: int, **facts: object) -> ImageFiles:
+    info = SourceInfo(**{"classes": tuple("abcdefghij"), **facts})  # type: ignore[arg-type]
+    return ImageFiles(Path("root"), [b"%d.jpg" % number for number in range(count)], info)
+
+
+def apart(count: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    return np.arange(count)
+
+
+@pytest.mark.parametrize(
+    ("samples", "expected"),
+    [(2, 0), (5, 1), (100, 20), (5000, 1000), (8000, 1000), (20_000, 2000), (50_000, 5000), (10**6, 5000)],
+)
+def test_validation_size(samples: int, expected: int) -> None:
+    assert validation_size(samples) == expected
+
+
+@pytest.mark.parametrize(
+    ("counts", "total", "expected"),
+    [
+        ([100, 100], 40, [20, 20]),
+        ([1000, 10, 5, 3, 2, 1], 204, [200, 2, 1, 1, 0, 0]),
+        ([90, 6], 2, [2, 2]),
+        ([2, 2, 2, 2, 2], 2, [1, 1, 0, 0, 0]),
+        ([3] * 10, 2, [1, 1, *[0] * 8]),
+        ([0, 50], 10, [0, 10]),
+    ],
+)
+def test_quotas_of_classes(counts: list[int], total: int, expected: list[int]) -> None:
+    assert class_quotas(counts, total).tolist() == expected
+
+
+def test_classes_have_their_shares_and_a_single_sample_is_trained_on() -> None:
+    labels = np.repeat([0, 1, 2, 3, 4], [200, 50, 6, 2, 1])
+    source = files(259, labels=labels)
+    chosen = choose_validation(source, apart(259), seed=0)
+    assert np.bincount(labels[chosen], minlength=5).tolist() == [40, 10, 2, 0, 0]
+    assert np.array_equal(chosen, choose_validation(source, apart(259), seed=0))
+    assert not np.array_equal(chosen, choose_validation(source, apart(259), seed=1))
+
+
+def test_a_sample_with_several_classes_counts_for_the_rarest() -> None:
+    classes = [[0]] * 60 + [[0, 1]] * 30 + [[0, 2]] * 9 + [[0, 3]] + [[]] * 20
+    present = RaggedArray(classes)
+    multi = np.zeros((120, 4), dtype=np.float32)
+    for row, own in zip(multi, classes, strict=True):
+        row[own] = 1
+    for facts in ({"present": present, "boxes": True}, {"labels": multi, "multi_label": True}):
+        chosen = choose_validation(files(120, **facts), apart(120), seed=3)
+        parts = [sum(low <= index < high for index in chosen) for low, high in ((0, 60), (60, 90), (90, 99), (99, 100))]
+        assert parts == [12, 6, 2, 0] and len(chosen) == 24
+    unknown = choose_validation(files(120), apart(120), seed=3, present=present)
+    assert np.array_equal(unknown, chosen)
+
+
+def test_many_rare_classes_still_give_validation_samples() -> None:
+    present = RaggedArray([[0, 1 + number % 20] for number in range(40)])
+    assert len(choose_validation(files(40, present=present), apart(40), seed=0)) == 8
+
+
+@pytest.mark.parametrize("size", [2, 7, 20])
+def test_groups_stay_together(size: int) -> None:
+    groups = np.arange(1000) // size
+    labels = np.arange(1000) // 100
+    chosen = choose_validation(files(1000, labels=labels), groups, seed=0)
+    assert set(groups[chosen].tolist()).isdisjoint(groups[np.setdiff1d(np.arange(1000), chosen)].tolist())
+    assert (np.bincount(labels[chosen], minlength=10) >= 14).all() and 150 <= len(chosen) <= 250
+
+
+def test_one_group_cannot_be_divided_and_its_last_samples_are_held_out(caplog: pytest.LogCaptureFixture) -> None:
+    assert choose_validation(files(10), np.zeros(10, dtype=np.int64), seed=0).tolist() == [8, 9]
+    assert "the samples belong together" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("count", "labels", "message"),
+    [(1, [0], "^1 sample cannot be split"), (3, [0, 1, 2], "^each of the 3 classes has one sample: none can be held")],
+)
+def test_too_few_samples_raise(count: int, labels: list[int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        choose_validation(files(count, labels=np.array(labels)), apart(count), seed=0)
+
+
+def test_identities_are_in_one_part_and_can_be_searched() -> None:
+    labels = np.repeat(np.arange(10), 6)
+    cameras = np.where(labels < 5, np.arange(60) % 2, 0)
+    source = files(60, labels=labels, cameras=cameras, camera_count=2, identities=True)
+    chosen = choose_identities(source, apart(60), seed=0)
+    held_out = np.unique(labels[chosen])
+    assert len(chosen) == 12 and len(held_out) == 2 and (held_out < 5).all()
+    together = connect([np.array([[0, 6], [6, 12], [12, 18], [18, 24]])], 60)  # images of all that can be searched
+    assert set(labels[choose_identities(source, together, seed=0)].tolist()) == {0, 1, 2, 3, 4}
+    with pytest.raises(ValueError, match=r"^0 of 60 identities have two images: none can be held out"):
+        choose_identities(files(60, labels=np.arange(60), classes=tuple(map(str, range(60)))), apart(60), seed=0)
+
+
+@pytest.mark.parametrize("task", ["classification", "detection", "segmentation", "reid", "selfsup"])
+def test_a_dataset_is_split_in_a_file(task: TaskName, tmp_path: Path) -> None:
+    if task == "detection":
+        small_data.coco(tmp_path)
+        source = coco(root=tmp_path, file=tmp_path / "annotations.json")
+    elif task == "segmentation":
+        small_data.coco(tmp_path)
+        source = ObjectMaps(source=coco(root=tmp_path, file=tmp_path / "annotations.json", masks=True))
+    elif task == "reid":
+        small_data.class_folders(tmp_path)
+        source = class_folders(root=tmp_path, split="all")
+    else:
+        for number in range(20):
+            save(tmp_path / "ab"[number % 2] / f"{number}.png", number)
+        source = ImageFolder(root=tmp_path) if task == "classification" else Images(root=tmp_path)
+    train, val = split_dataset(source, tmp_path / "split.json", task=task, limit=50)
+    content = (tmp_path / "split.json").read_text()
+    split_dataset(source, tmp_path / "split.json", task=task, limit=50)
+    assert (tmp_path / "split.json").read_text() == content and json.loads(content)["val"]
+    parts = [
+        subset(source=source, file=tmp_path / "split.json", split=split, identities=task == "reid")
+        for split in ("train", "val")
+    ]
+    assert len(parts[0]) + len(parts[1]) == len(source)
+    for part, examination in zip(parts, (train, val), strict=True):
+        assert [part.id(index) for index in examination.indices.tolist()] == [scan.id for scan in examination.scans]
+    if task == "reid":
+        assert not set(parts[0].classes) & set(parts[1].classes)
+
+
+def test_leaks_are_counted_and_named(tmp_path: Path) -> None:
+    for number in range(8):
+        save(tmp_path / "train" / f"{number}.png", number)
+    save(tmp_path / "val" / "same.png", 1)
+    save(tmp_path / "val" / "near.jpg", 2, quality=60)
+    save(tmp_path / "val" / "other.png", 20)
+    save(tmp_path / "train" / "x_jpg.rf.0123abcd.png", 21)
+    save(tmp_path / "val" / "x_jpg.rf.4567abcd.png", 22)
+    save(tmp_path / "test" / "other.png", 20)
+    sources = {name: Images(root=tmp_path / name) for name in ("train", "val", "test")}
+    leaks = find_leaks({name: (source, examine(source, workers=0)) for name, source in sources.items()})
+    assert [str(leak) for leak in leaks] == [
+        "identical in train and val: 1 sample of val (1.png and same.png)",
+        "nearly identical in train and val: 1 sample of val (2.png and near.jpg)",
+        "augmented copies of one original in train and val: 1 sample of val "
+        "(x_jpg.rf.0123abcd.png and x_jpg.rf.4567abcd.png)",
+        "identical in val and test: 1 sample of test (other.png and other.png)",
+    ]
