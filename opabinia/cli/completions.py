@@ -174,7 +174,7 @@ def _parts(given: Sequence[str], word: str) -> list[str]:
     catalog = warm_catalog()
     if catalog is None:
         return []
-    return _matching(word, catalog.names(given[0]) if given else catalog.entries)
+    return _matching(word, catalog.names(given[0]) if given else [*catalog.entries, "weights"])
 
 
 _BY_METAVAR: dict[str, Callable[[Sequence[str], str], list[str]]] = {

@@ -142,23 +142,33 @@ def _with_schema(out: Path, text: str) -> str:
 
 @app.command("list")
 def list_parts(
-    family: Annotated[str | None, typer.Argument(help="loss, optimizer, transform, ...")] = None,
+    family: Annotated[str | None, typer.Argument(help="loss, optimizer, transform, ...; weights")] = None,
     name: Annotated[str | None, typer.Argument(help="A part of that family.")] = None,
     plugin: Plugins = None,
 ) -> None:
-    """List the families, the parts of a family with their parameters, or the details of a part.
+    """List the families, the parts of a family with their parameters, or the details of a part; or the pretrained
+    weights on this machine.
 
     opabinia config list transforms
 
     opabinia config list optimizer sgd
+
+    opabinia config list weights
     """
     with report_errors():
+        if family == "weights":
+            from opabinia.cli.available import describe_weights
+
+            if name is not None:
+                raise option_error("NAME", f"`config list weights` lists all weights; remove {name!r}")
+            return print("\n".join(describe_weights()))
         catalog = _catalog(plugin or [])
         if family is None:
             from opabinia.config.compose import packaged_names
 
             parts = [(each, ", ".join(catalog.names(each))) for each in catalog.entries if catalog.names(each)]
-            return _print_columns([*parts, ("(recipes)", ", ".join(packaged_names()))])
+            recipes = ("(recipes)", ", ".join(packaged_names()))
+            return _print_columns([*parts, recipes, ("weights", "pretrained weights on this machine")])
         family = next((each for each in catalog.entries if family in (each, f"{each}s", f"{each}es")), family)
         _check_known(family, list(catalog.entries), "family")
         if name is None:

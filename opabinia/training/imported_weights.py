@@ -17,8 +17,8 @@ from opabinia.config.datasets import training_sets, validation_sets, with_sets, 
 from opabinia.contracts import DatasetInfo
 from opabinia.engine.checkpointing.checkpoint import RunState, Snapshot, read_checkpoint, write_checkpoint
 from opabinia.models.lora import is_adapter
+from opabinia.models.weights.checkpoints import find_checkpoint
 from opabinia.models.weights.download import HUB, hub_file, replacing_weights
-from opabinia.models.weights.files import find_checkpoint
 from opabinia.models.weights.init import Init, initialize
 from opabinia.runtime.environment import library_versions
 from opabinia.runtime.files import disk_errors, exclusive_lock, write_atomic

@@ -16,8 +16,8 @@ from typing_extensions import TypedDict
 from opabinia.config import compose
 from opabinia.models.backbones.timm import fit_channels
 from opabinia.models.layers import Normalize, default_normalization
+from opabinia.models.weights.checkpoints import find_checkpoint
 from opabinia.models.weights.download import HUB, hub_file
-from opabinia.models.weights.files import find_checkpoint
 from opabinia.runtime.json_files import check_fields, read_json
 from opabinia.runtime.log import log
 

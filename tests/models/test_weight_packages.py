@@ -18,7 +18,7 @@ from opabinia.models.backbones.timm import timm
 from opabinia.models.layers import build_normalization
 from opabinia.models.weights import packages
 from opabinia.models.weights.download import UnavailableWeights
-from opabinia.models.weights.packages import WeightPackage, installed_package, register_weight_package, way_without_hub
+from opabinia.models.weights.packages import WeightPackage, installed_package, way_without_hub, weight_packages
 
 MODEL = "test_resnet.r160_in1k"
 FILE = "made_weights/files/model.pth"
@@ -29,7 +29,6 @@ Package = Callable[..., WeightPackage]
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Package]:
     """Return a function that installs a package with weights, whose module must not be imported."""
-    monkeypatch.setattr(packages, "_packages", [])
     monkeypatch.syspath_prepend(tmp_path)
 
     def install(content: Any, model: str = MODEL) -> WeightPackage:
@@ -48,7 +47,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Package
             license="MIT",
             source="these tests",
         )
-        register_weight_package(made)
+        monkeypatch.setattr(packages, "PACKAGES", (made,))
         return made
 
     return install
@@ -143,6 +142,40 @@ def test_the_error_names_an_installed_package(package: Package) -> None:
     assert way_without_hub("resnet18.a1_in1k") == "the package made-weights is installed and has those of test_resnet"
 
 
+DECLARING = """
+from opabinia.models.weights.packages import PACKAGES, WeightPackage
+WEIGHTS = WeightPackage(
+    distribution="made-weights", file="made_weights/files/model.pth", sha256="0", model="test_resnet.r160_in1k",
+    license="MIT", source="these tests"
+)
+"""
+
+
+@pytest.mark.parametrize(
+    ("target", "error"),
+    [
+        ("WEIGHTS", None),
+        ("PACKAGES", "the entry point opabinia.weights: mine is a tuple, not a WeightPackage"),
+        ("MISSING", "the entry point opabinia.weights: mine cannot be loaded: AttributeError"),
+    ],
+)
+def test_other_packages_declare_weights_by_an_entry_point(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str, error: str | None
+) -> None:
+    module = f"declaring_{target.lower()}"
+    (tmp_path / f"{module}.py").write_text(DECLARING)
+    metadata = tmp_path / "declaring-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: declaring\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text(f"[opabinia.weights]\nmine = {module}:{target}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    if error is None:
+        assert [known.source for known in weight_packages(MODEL)] == ["these tests"]
+    else:
+        with pytest.raises(UnavailableWeights, match=error):
+            timm(3, model=MODEL, pretrained=True)
+
+
 # --- the real packages ------------------------------------------------------------------------------------------------
 
 
@@ -162,7 +195,7 @@ def test_pretrained_weights_of_the_extra_classify_photographs() -> None:
     assert [names.index_to_description(label) for label in classes] == ["palace", "daisy"]
 
 
-@pytest.mark.parametrize("known", [known for known in packages.weight_packages() if known.path])
+@pytest.mark.parametrize("known", [known for known in weight_packages() if known.path])
 def test_feature_maps_have_the_weights_of_the_package(known: WeightPackage) -> None:
     known.check()
     stem = timm(3, model=known.model, pretrained=True).state_dict()["model.conv_stem.weight"]

@@ -471,7 +471,10 @@ def _packaged_weights(model: str) -> dict[str, Tensor] | None:
     """
     from opabinia.models.weights.packages import installed_package  # late: trained models need none of these modules
 
-    package = installed_package(_weights_name(model))
+    try:
+        package = installed_package(_weights_name(model))
+    except ValueError as error:
+        raise UnavailableWeights(f"pretrained: {error}") from error
     if package is None:
         return None
     from opabinia.models.weights.files import read_weights

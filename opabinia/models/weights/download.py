@@ -25,10 +25,8 @@ from huggingface_hub.errors import (
 from pydantic import StringConstraints
 from typing_extensions import TypedDict
 
+from opabinia.models.weights import HUB_FILES
 from opabinia.runtime.json_files import read_json
-
-HUB_FILES = ("model.safetensors", "pytorch_model.bin", "open_clip_model.safetensors", "open_clip_pytorch_model.bin")
-"""Names of weights in a repository of the Hugging Face Hub, as timm looks for them."""
 
 HUB = "hf:"
 """Prefix of the names of repositories of the Hugging Face Hub."""

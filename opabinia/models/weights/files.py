@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from opabinia.models.lora import merge_tensors
+from opabinia.models.weights.checkpoints import find_checkpoint, has_tensors
 from opabinia.models.weights.download import HUB, hub_file
 from opabinia.models.weights.safe_pickle import load_tensors, read_pickle
 from opabinia.runtime.local_copies import fetch, local_copy
@@ -90,25 +91,6 @@ def read_weights(path: Path, *, ema: bool = False) -> dict[str, Tensor]:
         raise ValueError(printable(f"{path}: {error}")) from error
 
 
-def find_checkpoint(folder: Path) -> Path:
-    """Return the checkpoint that a folder is or contains."""
-    if _has_tensors(folder, "model"):
-        return folder
-    for parent in (folder / "checkpoints", folder):
-        for pointer in ("best", "last"):
-            if (parent / pointer).is_file():
-                checkpoint = parent / (parent / pointer).read_text(encoding="utf-8", errors="replace").strip()
-                if _has_tensors(checkpoint, "model"):
-                    return checkpoint
-    runs = sorted(path.parent for path in folder.glob("*/checkpoints"))
-    hint = f"; did you mean {runs[0]}?" if runs else ""
-    raise ValueError(f"{folder}: neither a run with a checkpoint nor a checkpoint (model.safetensors){hint}")
-
-
-def _has_tensors(folder: Path, name: str) -> bool:
-    return (folder / f"{name}.safetensors").is_file() or (folder / name).is_dir()
-
-
 def _read_tensors(folder: Path, name: str) -> dict[str, Tensor]:
     """Read a file of a checkpoint, or the files in its folder if it is sharded."""
     shards = sorted((folder / name).glob("*.safetensors"))
@@ -120,7 +102,7 @@ def _read_checkpoint(folder: Path, ema: bool) -> dict[str, Tensor]:
     weights = _read_tensors(folder, "model")
     if not ema:
         return weights
-    if not _has_tensors(folder, "ema"):
+    if not has_tensors(folder, "ema"):
         raise ValueError(f"{folder}: it has no averaged weights (ema.safetensors)")
     averaged = _read_tensors(folder, "ema")
     if not averaged.keys() & weights.keys():
@@ -214,12 +196,12 @@ def _check_tensors(weights: Mapping[str, Tensor], path: Path) -> None:
 
 def _unwrap(content: Any, path: Path, ema: bool) -> Any:
     """Return the weights under the keys in which trainers wrap them."""
-    averaged = [key for key in _AVERAGED if _key_has_tensors(content, key)]
+    averaged = [key for key in _AVERAGED if _keyhas_tensors(content, key)]
     if ema:
         if not averaged:
             raise ValueError(f"{path}: it has no averaged weights (a key such as {', '.join(_AVERAGED[:3])})")
         return _unwrap(content[averaged[0]], path, False)
-    wrappers = [key for key in _WRAPPERS if _key_has_tensors(content, key)]
+    wrappers = [key for key in _WRAPPERS if _keyhas_tensors(content, key)]
     if not wrappers:
         return content
     if len(wrappers) > 1:
@@ -227,7 +209,7 @@ def _unwrap(content: Any, path: Path, ema: bool) -> Any:
     return _unwrap(content[wrappers[0]], path, False)
 
 
-def _key_has_tensors(content: Any, key: str) -> bool:
+def _keyhas_tensors(content: Any, key: str) -> bool:
     if not isinstance(content, Mapping) or not isinstance(content.get(key), Mapping):
         return False
     return any(True for _ in _flatten(content[key]))

