@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -94,15 +94,17 @@ def examine(
         WorkerDied: reading has killed a process.
     """
     order = _draw(len(source), limit, seed)
+    positions = [(0, index) for index in order.tolist()]
+    processes = cores() if workers is None else workers
     end = time.monotonic() + seconds
-    scans: list[SampleScan] = []
     was_disabled, log.disabled = log.disabled, True  # damage is a result here, not a warning
     try:
-        with progress_bar("look at the data", len(order)) as bar:
-            for scan in bar.track(_read(source, order, scans, cores() if workers is None else workers)):
-                scans.append(scan)
-                if time.monotonic() > end:
-                    break
+        few = len(positions) <= _FIRST
+        scans = list(_until(end, scan_samples([source], positions[:_FIRST], 0 if few else processes)))
+        rest = positions[len(scans) : _affordable(scans, len(positions))]
+        if rest and time.monotonic() < end:
+            with progress_bar("look at the data", len(rest)) as bar:
+                scans += _until(end, bar.track(scan_samples([source], rest, processes)))
     finally:
         log.disabled = was_disabled
     read = order[: len(scans)]
@@ -110,25 +112,22 @@ def examine(
     return Examination(read[rows], [scans[row] for row in rows.tolist()], len(scans) == len(source))
 
 
+def _until(end: float, scans: Iterable[SampleScan]) -> Iterator[SampleScan]:
+    """Yield scans until this time of ``time.monotonic``, and at least one."""
+    for scan in scans:
+        yield scan
+        if time.monotonic() > end:
+            return
+
+
+def _affordable(scans: Sequence[SampleScan], count: int) -> int:
+    """Return how many of ``count`` samples may be read, by the sizes of the first ones."""
+    sizes = [math.prod(scan.size) * (_VIDEO_FRAMES if scan.is_video else 1) for scan in scans if scan.size is not None]
+    return min(count, max(int(PIXELS * len(sizes) / max(sum(sizes), 1)), len(scans))) if sizes else count
+
+
 def _draw(count: int, limit: int, seed: int) -> Indices:
     """Return the samples to read, in the order of reading: consecutive ones in pairs, to find frames of a video."""
     firsts = 2 * np.random.default_rng(seed).permutation((count + 1) // 2)
     pairs = np.stack([firsts, firsts + 1], 1).ravel()
     return pairs[pairs < count][:limit]
-
-
-def _read(source: Source, order: Indices, scans: Sequence[SampleScan], workers: int) -> Iterator[SampleScan]:
-    """Yield the scans of the first samples, then of as many others as their size allows.
-
-    Args:
-        source: of the samples.
-        order: of reading.
-        scans: those that were yielded.
-        workers: processes that read.
-    """
-    positions = [(0, index) for index in order.tolist()]
-    few = len(positions) <= _FIRST
-    yield from scan_samples([source], positions[:_FIRST], 0 if few else workers)
-    sizes = [math.prod(scan.size) * (_VIDEO_FRAMES if scan.is_video else 1) for scan in scans if scan.size is not None]
-    affordable = int(PIXELS * len(sizes) / max(sum(sizes), 1)) if sizes else len(positions)
-    yield from scan_samples([source], positions[_FIRST : max(affordable, _FIRST)], workers)

@@ -28,6 +28,9 @@ _CROP = re.compile(
 )
 """Name of a crop or copy: ``street_crop1``, ``street_tile_0_512``; ``P01__1__824___0`` of DOTA's development kit."""
 
+_NUMBERED = re.compile(r"(.*?)(\d{1,18})(?:_(?:jpe?g|png))?", re.DOTALL)
+"""Beginning and running number of a name; Roboflow writes the extension of an original as ``_jpg``."""
+
 _CLIP = re.compile(
     r".*(?:mp4|avi|mov|mkv|webm|video|clip|seq|sequence|scene).*[-_. ]"  # clip3_0001, street_mp4-0001
     r"|.*[^-_. ][-_. ]*(?:frame|frm)[-_. ]*"  # street_frame0001
@@ -124,17 +127,18 @@ def _parse(names: Iterable[str]) -> _Names:
     numbers: list[int] = []
     for name in names:
         original, is_augmented = name_of_original(name)
+        match = _NUMBERED.fullmatch(original)
         originals.append(original)
         augmented.append(is_augmented)
-        # Roboflow writes the extension of the original as _jpg.
-        match = re.fullmatch(r"(.*?)(\d{1,18})(?:_(?:jpe?g|png))?", original, re.DOTALL)
         runs.append(match[1] if match else None)
         numbers.append(int(match[2]) if match else 0)
-    codes = _codes(runs)
-    is_clip = np.array([run is not None and _CLIP.fullmatch(os.path.basename(run)) is not None for run in runs])
-    is_long = np.array([run is not None and _is_long(os.path.basename(run)) for run in runs])
-    counted = np.array(numbers, dtype=np.int64)
-    is_clip |= is_long & _count_on(codes, counted)
+    codes, counted = _codes(runs), np.array(numbers, dtype=np.int64)
+    beginnings = {run: os.path.basename(run) for run in runs if run is not None}
+    named = {run for run, beginning in beginnings.items() if _CLIP.fullmatch(beginning)}
+    long = {run for run, beginning in beginnings.items() if _is_long(beginning)}
+    is_clip = np.array([run in named for run in runs]) | (
+        np.array([run in long for run in runs]) & _count_on(codes, counted)
+    )
     return _Names(_codes(originals), np.array(augmented), codes, counted, np.where(is_clip, codes, -1))
 
 

@@ -124,6 +124,7 @@ SETUPS = {
     "docs/inference.md-1": Setup((CLASSIFIER,)),
     "docs/inference.md-2": Setup(("runs/reid/digits/default",), training_batch),
     "docs/reid.md-1": Setup(names=embeddings),
+    "docs/splits.md-1": Setup(),
     "docs/segmentation.md-1": Setup(("runs/segmentation/digits/default",)),
 }
 RUNNABLE = [

@@ -14,6 +14,7 @@ from opabinia.runtime.files import write_atomic
 from opabinia.visualization.report.blocks import Block, Chart, Gallery, Section, Table
 from opabinia.visualization.report.charts import AXES, batch_charts, metric_sections
 from opabinia.visualization.report.comparison import LETTERS, compared_runs, differences, total_cost
+from opabinia.visualization.report.dataset_profile import profile_blocks
 from opabinia.visualization.report.images import ByteBudget, checkpoint_step, galleries_of, read_index
 from opabinia.visualization.report.run_data import RunData, as_subtask, read_run
 from opabinia.visualization.report.tables import blocks_of
@@ -151,6 +152,7 @@ def _data_blocks(run: RunData, index: dict[str, Any]) -> list[Block]:
     tables = [(f"Training data of {name}", _facts(facts)) for name, facts in streams.items()]
     tables = tables or [("Training data", _facts(run.dataset_info))]
     blocks: list[Block] = [Table(title, ("what", "value"), rows) for title, rows in tables if rows]
+    blocks += profile_blocks(run.profile)
     for dataset in dicts_of(index.get("counts")):
         counts = {str(name): number_of(count) or 0 for name, count in dict_of(dataset.get("of_class")).items()}
         total = number_of(dataset.get("samples")) or sum(counts.values()) or 1

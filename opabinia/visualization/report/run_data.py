@@ -15,6 +15,7 @@ from opabinia.config.paths import check_run_folder
 from opabinia.config.text import describe_source
 from opabinia.config.tree import read_file
 from opabinia.runtime.text import plural
+from opabinia.visualization.report.dataset_profile import FILE as PROFILE
 from opabinia.visualization.report.metrics import RunMetrics, is_score, read_metrics
 from opabinia.visualization.report.untrusted_json import dict_of, dicts_of, number_of, read_json, read_text, texts_of
 
@@ -42,6 +43,7 @@ class RunData:
         finished: whether the run ended.
         total_steps: planned; None if no checkpoint says.
         dataset_info: description of the training data.
+        profile: the profile of the dataset, of a run that ``opabinia plan`` has planned; else empty.
         environment: versions and machine, by name.
         details: tables of evaluations, by dataset.
         warnings: in its log.
@@ -61,6 +63,7 @@ class RunData:
     finished: bool = False
     total_steps: int | None = None
     dataset_info: dict[str, Any] = field(default_factory=dict)
+    profile: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
     details: dict[str, dict[str, Any]] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
@@ -103,6 +106,7 @@ def read_run(folder: Path) -> RunData:
     _read_scores(run)
     _read_state(run)
     _read_log(run)
+    run.profile = dict_of(read_json(folder / PROFILE, run.notes))
     for dataset, path in _evaluation_files(run, "details.json"):
         if not _is_outdated(run, dataset) and (tables := dict_of(read_json(path, run.notes))):
             run.details[dataset] = tables
