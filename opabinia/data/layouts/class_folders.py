@@ -101,6 +101,13 @@ def _find_splits(folder: Folder, kind: _Kind) -> dict[str, _Split] | None:
             classes = sorted([*classes, train]) if len(folder.splits) == 1 and len(classes) > 1 else []
         if classes:
             found = {"train": _Split(folder, classes), **found}
+    nested = [name for split in found.values() for name in split.classes if _is_dataset(split.folder.sub(name))]
+    if nested and max(len(split.classes) for split in found.values()) == 1:
+        return None
+    if nested:
+        raise UnreadableLayout(
+            f"{folder.text} holds several folders of data; give one of them, such as {folder.at(nested[0])}"
+        )
     if "train" not in found and found:
         first = next(iter(found.values()))
         example = f"{folder.at('train')}/{first.classes[0]}"
@@ -122,6 +129,12 @@ def _find_splits(folder: Folder, kind: _Kind) -> dict[str, _Split] | None:
     return None
 
 
+def _is_dataset(folder: Folder) -> bool:
+    """Return whether a folder is no class, since it has folders of splits, or of images and annotations."""
+    parts = [name for name in folder.folders if name.lower() in PARTS]
+    return len(folder.splits) > 1 or len(parts) > 1
+
+
 def _descend(folder: Folder) -> Folder:
     """Return the folder that holds several others, if the first ones hold one only: ``train/train``."""
     while len(folder.folders) == 1 and not folder.files and folder.sub(folder.folders[0]).folders:
@@ -130,10 +143,11 @@ def _descend(folder: Folder) -> Folder:
 
 
 def _classes(folder: Folder, kind: _Kind) -> list[str]:
-    """Return the folders that hold such files and may be classes."""
+    """Return the folders that hold such files and may be classes; none if most folders do not."""
     skipped = {*folder.splits.values()}
     names = [name for name in folder.folders if name not in skipped and split_of(name) is None]
-    return [name for name in names if name.lower() not in PARTS and folder.sub(name).holds(kind.suffixes)]
+    found = [name for name in names if name.lower() not in PARTS and folder.sub(name).holds(kind.suffixes)]
+    return found if len(found) >= len(names) / 2 else []
 
 
 def _layout(folder: Folder, splits: Mapping[str, _Split], kind: _Kind) -> Layout:
@@ -143,8 +157,8 @@ def _layout(folder: Folder, splits: Mapping[str, _Split], kind: _Kind) -> Layout
         UnreadableLayout: validation or test data has classes that there are none of to train on.
     """
     train = splits["train"]
-    used = [*train.classes, *folder.splits.values()] if train.folder is folder else folder.splits.values()
-    notes = [*folder.others(used)]
+    read = [name for split, name in folder.splits.items() if split in splits]
+    notes = [*folder.others([*read, *(folder.folders if train.folder is folder else ())])]
     if direct := train.folder.named(*kind.suffixes):
         notes.append(f"{train.folder.text}: {plural(len(direct), kind.noun)} outside of the class folders are not read")
     sections = {name: _section(split, train.classes, kind, notes) for name, split in splits.items()}

@@ -258,6 +258,5 @@ def _layout(
     folder: Folder, name: str, task: TaskName, noun: str, files: Sequence[_File], sections: dict[str, dict[str, Any]]
 ) -> Layout:
     used = {part.partition("/")[0] for file in files for part in (file.name, file.images, file.maps or "")}
-    used |= set(folder.splits.values())
     description = f"{noun} in {listed([file.name for file in files])}"
     return make_layout(name, task, description, sections, notes=folder.others(used))

@@ -41,61 +41,58 @@ def _is_data_yaml(folder: Folder, name: str) -> bool:
     return "names" in keys and bool(keys & {"train", "val"})
 
 
+_KEYS = {"train": ("train",), "val": ("val", "valid", "validation"), "test": ("test",)}
+"""Keys of ``data.yaml`` for each split."""
+
+
 def _read_yaml(folder: Folder, file: str, name: str) -> Iterator[Layout]:
     try:
         content, names = read_data_yaml(folder.path / file)
     except ValueError as error:
         raise UnreadableLayout(str(error)) from error
-    section: dict[str, Any] = {"name": "yolo", "data": folder.at(file)}
-    root, notes = str(content.get("path") or "."), []
-    if not folder.has(os.path.expanduser(root)):
+    keys = {split: key for split, known in _KEYS.items() if (key := next(filter(content.get, known), None))}
+    section, notes = {"name": "yolo", "data": folder.at(file)}, list[str]()
+    root = os.path.expanduser(str(content.get("path") or "."))
+    if not folder.has(root):
         notes.append(f"{folder.at(file)}: there is no folder {root} (path); {folder.text} is used in its place")
         section["root"], root = folder.text, "."
-    sections: dict[str, dict[str, Any]] = {}
-    missing: dict[str, str] = {}
-    for split, keys in {"train": ("train",), "val": ("val", "valid", "validation"), "test": ("test",)}.items():
-        key = next((key for key in keys if content.get(key)), None)
-        if key is not None:
-            entries = content[key] if isinstance(content[key], list) else [content[key]]
-            missing |= {str(entry): key for entry in entries if _find(folder, root, str(entry)) is None}
-            sections[split] = {**section, "split": key}
-    for entry, key in missing.items():
-        if key == "test":
-            notes.append(f"{folder.at(file)}: test is {entry}, which does not exist, and is not read")
-            sections.pop("test", None)
+    places: dict[str, list[str]] = {}
+    for split, key in keys.items():
+        entries = content[key] if isinstance(content[key], list) else [content[key]]
+        found = [_find(folder, root, str(entry)) for entry in entries]
+        missing = [str(entry) for entry, place in zip(entries, found, strict=True) if place is None]
+        if missing and split != "test":
+            place = os.path.normpath(folder.path / root / missing[0])
+            raise UnreadableLayout(
+                f"{folder.at(file)}: {key} is {missing[0]}, but there is no {place}; expected images"
+            )
+        if missing:
+            notes.append(f"{folder.at(file)}: test is {missing[0]}, which does not exist, and is not read")
         else:
-            place = os.path.normpath(folder.path / os.path.expanduser(root) / entry)
-            raise UnreadableLayout(f"{folder.at(file)}: {key} is {entry}, but there is no {place}; expected images")
+            places[split] = [place for place in found if place is not None]
+    sections = {split: {**section, "split": keys[split]} for split in places}
     check_training(folder, sections, f"{file} should have the key train")
-    content_train = content["train"]
-    entry = str(content_train[0] if isinstance(content_train, list) else content_train)
-    lines = _sample_lines(folder, _find(folder, root, entry) or "")
-    used = [
-        file,
-        *(str(content[key]).lstrip("./").partition("/")[0] for key in ("train", "val", "test") if key in content),
-    ]
-    layout = make_layout(
-        name,
-        "detection",
-        f"boxes of {plural(len(names), 'class', 'es')} in YOLO's format ({file})",
-        sections,
-        notes=[*notes, *folder.others([*used, "images", "labels", *folder.splits.values()])],
-    )
-    yield from _shapes(layout, lines)
+    lines = _sample_lines(folder, places["train"][0])
+    used = [os.path.normpath(place).partition("/")[0] for found in places.values() for place in found]
+    notes += folder.others([file, "images", "labels", *used])
+    description = f"boxes of {plural(len(names), 'class', 'es')} in YOLO's format ({file})"
+    yield from _shapes(make_layout(name, "detection", description, sections, notes=notes), lines)
 
 
 def _find(folder: Folder, root: str, entry: str) -> str | None:
     """Return the path below the folder of an entry of ``data.yaml``; None if it does not exist."""
-    place = os.path.expanduser(root)
-    paths = [os.path.join(place, entry), os.path.join(place, entry.removeprefix("../"))]
+    paths = [os.path.join(root, entry), os.path.join(root, entry.removeprefix("../"))]
     return next((path for path in paths if folder.has(path)), None)
 
 
 def _sample_lines(folder: Folder, place: str) -> list[str]:
-    """Return the lines of the label files of some images in a folder, or in a list."""
-    if not (folder.path / place).is_dir():
-        return []
-    images = Folder(folder.path / place, place).tree(EXTENSIONS, _SAMPLED)
+    """Return the lines of the label files of some images in a folder, or in a list of images."""
+    path = folder.path / place
+    if path.is_dir():
+        images = Folder(path, place).tree(EXTENSIONS, _SAMPLED)
+    else:
+        images = _lines(str(path))[:_SAMPLED]
+        place = os.path.dirname(place)
     return [line for image in images for line in _lines(_label_path(folder, place, image))]
 
 

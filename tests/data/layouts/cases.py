@@ -684,6 +684,24 @@ BROKEN = [
         steps(images("{1..2}.jpg"), text("via.json", '{"1.jpg": {"regions": []}}')),
         ["2 images", "via.json is not recognized", "nearest", "--task selfsup"],
     ),
+    Wrong(
+        "several folders of data",
+        steps(
+            images("{a,b}/JPEGImages/1.jpg"),
+            text("a/Annotations/1.xml", voc_xml()),
+            text("b/Annotations/1.xml", voc_xml()),
+        ),
+        ["several folders of data", "a"],
+    ),
+    Wrong(
+        "folders with a few images",
+        steps(
+            images("{docs,tests}/x/1.png"),
+            *(text(f"{name}/1.py", "") for name in ("src", "lib", "bin")),
+            text("a.json", "{}"),
+        ),
+        ["2 images", "a.json"],
+    ),
     Wrong("maps that are JPEG", images("images/{1..2}.jpg", "masks/{1..2}.jpg"), ["masks/1.jpg", "PNG"]),
     Wrong(
         "tracks of CVAT",
