@@ -9,7 +9,7 @@ from typing import Any
 
 from opabinia.data.decoding.images import EXTENSIONS as IMAGES
 from opabinia.data.decoding.video import EXTENSIONS as VIDEOS
-from opabinia.data.layouts.folder import Folder, UnreadableLayout, listed, split_of
+from opabinia.data.layouts.folder import DoubtfulLayout, Folder, UnreadableLayout, listed, split_of
 from opabinia.data.layouts.identities import identity_layout, may_be_identities
 from opabinia.data.layouts.layout import Layout, TaskName
 from opabinia.data.layouts.readings import make_layout
@@ -122,7 +122,7 @@ def _find_splits(folder: Folder, kind: _Kind) -> dict[str, _Split] | None:
         return found
     name = train_split.classes[0]
     if not direct and train_split.folder.sub(name).named(*kind.suffixes):
-        raise UnreadableLayout(
+        raise DoubtfulLayout(
             f"{train_split.folder.text} has one folder with {kind.noun}s, {name}; expected a folder for each of at "
             f"least two classes. Without labels: {folder.command('--task', 'selfsup')}"
         )

@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 
 from opabinia.data.decoding.images import EXTENSIONS as IMAGES
-from opabinia.runtime.local_copies import is_placeholder
+from opabinia.runtime.storage import shown_path
 
 SPLITS = {
     "train": ("train", "training", "train2017", "train2014"),
@@ -35,6 +35,10 @@ _DATA = (*IMAGES, ".csv", ".tsv", ".json", ".jsonl", ".parquet", ".xml", ".yaml"
 
 class UnreadableLayout(ValueError):
     """The files have a layout that is known, and something in it is broken or missing. The text names the place."""
+
+
+class DoubtfulLayout(UnreadableLayout):
+    """The same, of files that are only like those of a layout: not reported if there is a reading of them."""
 
 
 def split_of(name: str) -> str | None:
@@ -79,10 +83,8 @@ class Folder:
                     if not entry.name.startswith(".") and not _leads_nowhere(entry):
                         (folders if entry.is_dir() else files).append(entry.name)
         except OSError as error:
-            reason = error.strerror or str(error)
-            raise UnreadableLayout(
-                f"{os.fsdecode(error.filename or self.path)} cannot be searched: {reason}"
-            ) from error
+            place = shown_path(os.fsdecode(error.filename or self.path))
+            raise UnreadableLayout(f"{place} cannot be searched: {error.strerror or error}") from error
         return tuple(sorted(files)), tuple(sorted(folders))
 
     @property
@@ -171,10 +173,6 @@ class Folder:
                 return file.read(size).decode("utf-8-sig", "replace")
         except OSError as error:
             raise UnreadableLayout(f"{self.at(name)} cannot be read: {error.strerror or error}") from error
-
-    def is_local(self, name: str) -> bool:
-        """Return whether the content of a file is on this machine."""
-        return not is_placeholder(self.path / name)
 
     def others(self, used: Collection[str]) -> tuple[str, ...]:
         """Return a remark that names the folders, and the files that may be data, that are not in ``used``."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from opabinia.data.decoding.images import EXTENSIONS
@@ -66,6 +67,7 @@ def read_lists(folder: Folder) -> Iterator[Layout]:
         UnreadableLayout: it is not clear which column has the labels, or the lists of splits do not fit together.
     """
     tables = [table for name in _candidates(folder) if (table := _read_list(folder, name)) is not None]
+    tables = [table for table in tables if not _repeats_folders(folder, table)]
     if not tables:
         return
     if any(table.column(_IDENTITIES) for table in tables):
@@ -94,7 +96,7 @@ def read_lists(folder: Folder) -> Iterator[Layout]:
 
 
 def _candidates(folder: Folder) -> list[str]:
-    suffixes = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
+    suffixes = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".txt")
     places = [
         "",
         *(name for name in folder.folders if name.lower() in ("annotations", "labels", "lists", "splits", "meta")),
@@ -113,13 +115,10 @@ def _read_list(folder: Folder, name: str) -> _List | None:
         UnreadableLayout: it lists boxes.
     """
     file = folder.path / name
-    try:
-        columns = _parquet_columns(file) if name.lower().endswith(".parquet") else ()
-        rows = [row for _, row in islice(read_rows(file, columns), _SAMPLED)]
-    except UnreadableLayout:
-        raise
-    except ValueError:
-        return None
+    columns = _parquet_columns(file) if name.lower().endswith(".parquet") else ()
+    rows: list[dict[str, Any]] = []
+    with suppress(ValueError):  # the source reports the line if it is a list of images
+        rows.extend(row for _, row in islice(read_rows(file, columns), _SAMPLED))
     if not rows:
         return None
     place = name.rpartition("/")[0]
@@ -140,6 +139,16 @@ def _read_list(folder: Folder, name: str) -> _List | None:
                         )
                     return _List(name, column, root, suffix, rows)
     return None
+
+
+def _repeats_folders(folder: Folder, table: _List) -> bool:
+    """Return whether the labels in a list are the names of the folders of the images, or it has none: then the folders
+    are read."""
+    parents = [PurePosixPath(table.root, str(value)).parent.name for value in table.values(table.path)]
+    if len({*parents}) < 2 or table.column(_IDENTITIES):
+        return False
+    options = _label_options(folder, table, needed=False)
+    return options is None or parents == table.values(options.get("label", "label"))
 
 
 def _parquet_columns(file: Path) -> list[str]:
@@ -310,11 +319,8 @@ def _identities(folder: Folder, tables: Sequence[_List]) -> Iterator[Layout]:
     column = table.column(_SPLIT_COLUMNS)
     values = {str(row[column]).strip() for _, row in read_rows(folder.path / table.name, [column])} if column else set()
     if not column or not values <= {*SUBSETS}:
-        note = (
-            [f"the column {column} has {listed(sorted(values))}, not {', '.join(SUBSETS)}, and is not used"]
-            if column
-            else []
-        )
+        given = f"the column {column} has {listed(sorted(values))}, not {', '.join(SUBSETS)}, and is not used"
+        note = [given] if column else []
         sections = {"train": section | columns | {"split_column": None, "split": "train"}}
     else:
         note = []

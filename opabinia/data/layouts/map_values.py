@@ -146,7 +146,8 @@ def _colors(
         )
     listed = sorted(found.colors)
     classes = names if len(names) == len(listed) == 2 else [f"class_{number}" for number in range(len(listed))]
-    unnamed = "no file has the colors of the classes; label_colors.txt would, with lines such as: road 128 64 128"
+    reason = f"{file} has no colors" if file else "no file has the names and colors of the classes"
     return {"classes": classes, "colors": [list(color) for color in listed]}, [
-        f"{unnamed}. Classes are the {len(listed)} colors in {found.opened} maps"
+        f"{reason}; label_colors.txt would, with lines such as: road 128 64 128. Classes are the {len(listed)} colors "
+        f"in {found.opened} maps"
     ]

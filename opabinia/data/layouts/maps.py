@@ -24,32 +24,23 @@ _LOSSLESS = (".png", ".tif", ".tiff", ".bmp", ".gif", ".pgm", ".ppm", ".webp")
 
 
 @dataclass(frozen=True)
-class _Pairing:
-    """How names of images become those of maps: options of the source ``segmentation_folder``."""
-
-    options: Mapping[str, str]
-    matched: int
-
-
-@dataclass(frozen=True)
 class _Place:
     """Images and maps of a split.
 
     Attributes:
         root: the folder of both below the folder.
         images, labels: below the root.
-        pairing: of their names.
+        naming: options of the source ``segmentation_folder`` by which names of images become those of maps.
     """
 
     root: str
     images: str
     labels: str
-    pairing: _Pairing
+    naming: Mapping[str, str]
 
     def maps(self, folder: Folder) -> list[str]:
         """Return the paths of the maps."""
-        options = self.pairing.options
-        inner, suffix = folder.sub(self.root).sub(self.labels), options.get("label_suffix", ".png")
+        inner, suffix = folder.sub(self.root).sub(self.labels), self.naming.get("label_suffix", ".png")
         names = inner.tree((suffix.lower(),))
         if self.images == self.labels:
             names = [name for name in names if name.endswith(suffix)]
@@ -59,7 +50,7 @@ class _Place:
         """Return the source without its classes."""
         named = {"images": (self.images, "images"), "labels": (self.labels, "labels")}
         folders = {key: value for key, (value, usual) in named.items() if value != usual}
-        return {"name": "segmentation_folder", "root": folder.at(self.root), **folders, **self.pairing.options}
+        return {"name": "segmentation_folder", "root": folder.at(self.root), **folders, **self.naming}
 
 
 def read_maps(folder: Folder) -> Iterator[Layout]:
@@ -193,20 +184,20 @@ def _beside(inner: Folder, root: str) -> _Place | None:
     images = len([name for name in names if not name.endswith(end)])
     if count < images / 2:
         raise UnreadableLayout(f"{inner.text}: {count} of {images} images have a map, such as 1{end}")
-    return _Place(root, "", "", _Pairing({"label_suffix": end}, count))
+    return _Place(root, "", "", {"label_suffix": end})
 
 
 def _match(folder: Folder, root: str, images: str, labels: str) -> _Place | None:
     """Return the pairing of two folders if at least half of the images have a map."""
     inner = folder.sub(root)
     image_names, map_names = inner.sub(images).tree(EXTENSIONS), inner.sub(labels).tree(_LOSSLESS)
-    pairing = match_names(image_names, map_names)
-    return None if pairing is None else _Place(root, images, labels, pairing)
+    naming = match_names(image_names, map_names)
+    return None if naming is None else _Place(root, images, labels, naming)
 
 
-def match_names(images: Sequence[str], maps: Sequence[str]) -> _Pairing | None:
-    """Return how paths of images become those of maps: they are equal but for ends or beginnings of names; None if
-    fewer than half of the images have a map."""
+def match_names(images: Sequence[str], maps: Sequence[str]) -> dict[str, str] | None:
+    """Return the options by which paths of images become those of maps, which differ in ends or beginnings of names;
+    None if fewer than half of the images have a map."""
     if not images or not maps:
         return None
     for image_prefix, image_end, map_prefix, map_end in _candidates(images, maps):
@@ -216,7 +207,7 @@ def match_names(images: Sequence[str], maps: Sequence[str]) -> _Pairing | None:
             options = {"label_suffix": map_end} if map_end != ".png" else {}
             options |= {"image_suffix": image_end} if image_end else {}
             prefixes = {"image_prefix": image_prefix, "label_prefix": map_prefix}
-            return _Pairing(options | {key: value for key, value in prefixes.items() if value}, matched)
+            return options | {key: value for key, value in prefixes.items() if value}
     return None
 
 
@@ -269,7 +260,7 @@ def _lists(folder: Folder, place: _Place) -> list[tuple[str, str]]:
     for name in dict.fromkeys(name for name in prefixed if inner.has(name)):
         split = split_of(PurePosixPath(name).stem)
         line = inner.head(name).partition("\n")[0].strip()
-        stems = [f"{line}{suffix}" for suffix in (place.pairing.options.get("image_suffix", ""), *EXTENSIONS)]
+        stems = [f"{line}{suffix}" for suffix in (place.naming.get("image_suffix", ""), *EXTENSIONS)]
         if split and line and any(inner.sub(place.images).has(stem) for stem in stems):
             found.append((split, name))
     return found
@@ -298,7 +289,7 @@ def read_map_list(folder: Folder) -> Iterator[Layout]:
         for split, (name, sep) in lists.items()
     }
     names = listed([*dict(lists.values())])
-    description = f"pairs of images and segmentation maps of {len(options['classes'])} classes in {names}"
+    description = f"pairs of images and maps of {plural(len(options['classes']), 'class', 'es')} in {names}"
     yield make_layout("map_list", "segmentation", description, sections, notes=notes, classes=options["classes"])
 
 
@@ -331,36 +322,33 @@ def _pair_separator(folder: Folder, name: str) -> str | Literal[False] | None:
 
 
 def _read_published(folder: Folder) -> Iterator[Layout]:
-    """Yield the reading of folders that a source reads whose classes are known."""
-    if {"leftImg8bit", "gtFine"} <= {*folder.folders}:
-        splits = (
-            [
-                name
-                for name in ("train", "val")
-                if folder.sub("gtFine").sub(name).holds((b"_labelIds.png".decode().lower(),))
-            ]
-            if folder.sub("gtFine").folders
-            else []
-        )
-        sections = {split: {"name": "cityscapes", "root": folder.text, "split": split} for split in splits}
-        check_training(folder, sections, "expected gtFine/train")
-        if sections:
-            yield make_layout("cityscapes", "segmentation", "images and maps of Cityscapes", sections)
-    if folder.has("images/training") and folder.has("annotations/training") and folder.has("objectInfo150.txt"):
-        splits = [
-            split
-            for split, name in {"train": "training", "val": "validation"}.items()
-            if folder.has(f"annotations/{name}")
-        ]
-        sections = {split: {"name": "ade20k", "root": folder.text, "split": split} for split in splits}
-        yield make_layout("ade20k", "segmentation", "images and maps of ADE20K's 150 classes", sections)
-    if folder.has("stuffthingmaps") and {"train2017"} <= {*folder.folders}:
-        splits = [name for name in ("train2017", "val2017") if folder.has(f"stuffthingmaps/{name}")]
-        sections = {split_of(name) or "": {"name": "coco_stuff", "root": folder.text, "split": name} for name in splits}
-        check_training(folder, sections, "expected stuffthingmaps/train2017")
-        yield make_layout("coco_stuff", "segmentation", "images and maps of COCO-Stuff", sections)
-    if {"JPEGImages", "SegmentationClass"} <= {*folder.folders}:
+    """Yield the reading of folders of datasets whose classes a source knows."""
+    names = {*folder.folders}
+    if {"leftImg8bit", "gtFine"} <= names:
+        splits = {split: split for split in ("train", "val") if _has_maps(folder, f"gtFine/{split}", "_labelids.png")}
+        yield from _published(folder, "cityscapes", "Cityscapes", splits)
+    if {"images", "annotations"} <= names and folder.has("objectInfo150.txt"):
+        places = {"train": "training", "val": "validation"}
+        splits = {split: split for split, name in places.items() if _has_maps(folder, f"annotations/{name}", ".png")}
+        yield from _published(folder, "ade20k", "ADE20K", splits)
+    if "stuffthingmaps" in names:
+        places = {"train": "train2017", "val": "val2017"}
+        splits = {split: name for split, name in places.items() if _has_maps(folder, f"stuffthingmaps/{name}", ".png")}
+        yield from _published(folder, "coco_stuff", "COCO-Stuff", splits)
+    if {"JPEGImages", "SegmentationClass"} <= names:
         yield from _voc_maps(folder)
+
+
+def _has_maps(folder: Folder, place: str, suffix: str) -> bool:
+    return folder.has(place) and folder.sub(place).holds((suffix,))
+
+
+def _published(folder: Folder, source: str, title: str, splits: Mapping[str, str]) -> Iterator[Layout]:
+    """Yield the reading by a source that knows the classes, with its names of splits."""
+    sections = {split: {"name": source, "root": folder.text, "split": name} for split, name in splits.items()}
+    if sections:
+        check_training(folder, sections, "expected the folders of its training split")
+        yield make_layout(source, "segmentation", f"images and maps in the folders of {title}", sections)
 
 
 def _voc_maps(folder: Folder) -> Iterator[Layout]:
@@ -373,14 +361,10 @@ def _voc_maps(folder: Folder) -> Iterator[Layout]:
     check_training(folder, {split: {} for split in lists}, "expected ImageSets/Segmentation/train.txt")
     given = find_class_names(folder, [])
     if lists and given is None:
-        sections: Sections = {
-            split: {"name": "voc_segmentation", "root": folder.text, "split": name} for split, name in lists.items()
-        }
-        yield make_layout("voc_segmentation", "segmentation", "images and maps of Pascal VOC's classes", sections)
+        yield from _published(folder, "voc_segmentation", "Pascal VOC", lists)
         return
-    place = _match(
-        folder, "", "JPEGImages", "SegmentationClassPNG" if folder.has("SegmentationClassPNG") else "SegmentationClass"
-    )
+    labels = "SegmentationClassPNG" if "SegmentationClassPNG" in folder.folders else "SegmentationClass"
+    place = _match(folder, "", "JPEGImages", labels)
     if place is None:
         return
     options, notes = class_options(folder.at(place.labels), read_values(place.maps(folder)), given)
@@ -389,7 +373,7 @@ def _voc_maps(folder: Folder) -> Iterator[Layout]:
     yield make_layout(
         "maps",
         "segmentation",
-        f"segmentation maps of {len(options['classes'])} classes in the folders of Pascal VOC",
+        f"segmentation maps of {plural(len(options['classes']), 'class', 'es')} in the folders of Pascal VOC",
         sections or {"train": section},
         notes=notes,
         classes=options["classes"],

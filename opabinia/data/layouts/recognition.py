@@ -13,7 +13,7 @@ from opabinia.data.decoding.video import EXTENSIONS as VIDEOS
 from opabinia.data.layouts.annotation_tools import read_cvat, read_labelme, read_voc
 from opabinia.data.layouts.class_folders import read_class_folders, read_video_folders
 from opabinia.data.layouts.coco_files import read_coco
-from opabinia.data.layouts.folder import Folder, UnreadableLayout, listed
+from opabinia.data.layouts.folder import DoubtfulLayout, Folder, UnreadableLayout, listed
 from opabinia.data.layouts.identities import read_named_identities
 from opabinia.data.layouts.images import read_images, unread_annotations
 from opabinia.data.layouts.layout import TASK_NAMES, Layout, TaskName
@@ -37,8 +37,8 @@ _READERS: Sequence[Sequence[Reader]] = (
         *(read_maps, read_map_list, read_named_identities),
         *(read_hugging_face, read_idx, read_packed_videos, read_video_lists),
     ),
-    (read_lists, read_shards),
-    (read_class_folders, read_video_folders),
+    (read_shards,),
+    (read_lists, read_class_folders, read_video_folders),
 )
 """Readers by how unmistakable their files are. Those of a group are asked if the groups before recognize nothing, and
 that of unlabeled images at last."""
@@ -112,8 +112,8 @@ def _open(root: str | Path) -> Folder:
     if lower.endswith(_ARCHIVES) and "-ubyte" not in lower:
         raise _error(folder, "is an archive; unpack it, and give the folder")
     if lower.endswith((*IMAGES, *VIDEOS)):
-        kind = "image" if lower.endswith(IMAGES) else "video"
-        raise _error(folder, f"is an {kind}; give the folder that holds the {kind}s".replace("an video", "a video"))
+        kind = "an image" if lower.endswith(IMAGES) else "a video"
+        raise _error(folder, f"is {kind}; give the folder that holds all of them")
     return folder
 
 
@@ -134,20 +134,21 @@ def _read(folder: Folder, task: TaskName | None, layout: str | None) -> tuple[li
     broken."""
     readings: list[Layout] = []
     broken: list[str] = []
+    doubtful: list[str] = []
     for group in _READERS:
         for reader in group:
             try:
                 for reading in reader(folder):
                     readings.append(reading)
-            except UnreadableLayout as error:
-                broken.append(str(error))
+            except DoubtfulLayout as error:
+                doubtful.append(str(error))
             except OSError as error:
                 broken.append(f"{os.fsdecode(error.filename or folder.path)} cannot be read: {error.strerror}")
-            except ValueError as error:  # of a source that has read a file
+            except ValueError as error:  # UnreadableLayout, or of a source that has read a file
                 broken.append(str(error))
         if _fitting(readings, task, layout) or (broken and task is None and layout is None):
             break
-    return readings, broken
+    return readings, broken or ([] if readings else doubtful)
 
 
 def _fitting(readings: Iterable[Layout], task: TaskName | None, layout: str | None) -> list[Layout]:

@@ -22,7 +22,8 @@ Row = tuple[str, dict[str, Any]]
 
 
 def read_rows(file: Path, columns: Sequence[str]) -> Iterator[Row]:
-    """Read a list by its suffix: .csv, .tsv, .jsonl (or .ndjson), .parquet (needs pyarrow).
+    """Read a list by its suffix: .csv, .tsv, .jsonl (or .ndjson), .parquet (needs pyarrow); or .txt, without a header
+    line, with ``path`` and ``label`` in each line.
 
     Raises:
         ValueError: the file cannot be read, or a row is incomplete or lacks one of ``columns``; the text names file and
@@ -30,9 +31,9 @@ def read_rows(file: Path, columns: Sequence[str]) -> Iterator[Row]:
     """
     file = existing_file(file)
     readers = {".csv": _csv_rows, ".tsv": _csv_rows, ".jsonl": _json_rows, ".ndjson": _json_rows}
-    reader = {**readers, ".parquet": _parquet_rows}.get(file.suffix.lower())
+    reader = {**readers, ".parquet": _parquet_rows, ".txt": _text_rows}.get(file.suffix.lower())
     if reader is None:
-        raise ValueError(f"{file}: a list must be .csv, .tsv, .jsonl or .parquet")
+        raise ValueError(f"{file}: a list must be .csv, .tsv, .jsonl, .parquet or .txt")
     try:
         yield from reader(file, columns)
     except UnicodeDecodeError as error:
@@ -58,6 +59,15 @@ def _csv_rows(file: Path, columns: Sequence[str]) -> Iterator[Row]:
                 start = reader.line_num + 1
         except csv.Error as error:  # an unclosed quotation mark swallows everything after it
             raise ValueError(f"{file}, line {start}: {error}; is a quotation mark not closed?") from error
+
+
+def _text_rows(file: Path, columns: Sequence[str]) -> Iterator[Row]:
+    _check_columns(file, ("path", "label"), columns)
+    for location, line in read_lines(file):
+        path, *label = line.rsplit(maxsplit=1)
+        if not label:
+            raise ValueError(f"{file}, {location}: {shortened(line)} has no label; expected a path and a label")
+        yield location, {"path": path, "label": label[0]}
 
 
 def _json_rows(file: Path, columns: Sequence[str]) -> Iterator[Row]:

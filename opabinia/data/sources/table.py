@@ -30,8 +30,8 @@ def label_info(classes: Sequence[str], labels: NDArray[Any], channels: Channels)
 
 @register.source
 class Table(ImageFiles):
-    """Images and labels as a list: .csv or .tsv with a header line, .jsonl with an object per line, or .parquet (needs
-    the extra ``opabinia[tables]``).
+    """Images and labels as a list: .csv or .tsv with a header line, .jsonl with an object per line, .parquet (needs the
+    extra ``opabinia[tables]``), or .txt with a path and a label in each line.
 
     Columns, labels and the existence of files are checked before the first step. A sample's id is its path as written.
 

@@ -154,6 +154,25 @@ CLASSIFICATION = [
         file="x.csv",
     ),
     Case(
+        "lines of path and label",
+        steps(images("my images/{1..3}.jpg"), text("train.txt", "1.jpg 0\n2.jpg 1\n"), text("val.txt", "3.jpg 1\n")),
+        *("list", "classification", 2, 1),
+        classes=["0", "1"],
+    ),
+    Case(
+        "a list of the class folders",
+        steps(
+            images(*CATS),
+            text("x.csv", "path,label\n" + "".join(f"{c}/{i}.jpg,{c}\n" for c in ("cat", "dog") for i in (1, 2))),
+        ),
+        *("class_folders", "classification", 4),
+    ),
+    Case(
+        "a list without labels beside class folders",
+        steps(images(*CATS), text("x.csv", "path,width\ncat/1.jpg,8.5\ndog/1.jpg,8.25\n")),
+        *("class_folders", "classification", 4),
+    ),
+    Case(
         "tar files",
         lambda make: shards(make, "train-000.tar", "train-001.tar", "val-000.tar"),
         "shards",
@@ -660,6 +679,11 @@ AMBIGUOUS = [
         "a list with two columns of labels",
         steps(images("{1..4}.jpg"), text("a.csv", "path,color,shape\n1.jpg,a,x\n2.jpg,b,x\n3.jpg,a,y\n4.jpg,b,y\n")),
         ["a.csv", "color, shape", "call one of them label"],
+    ),
+    Wrong(
+        "a list and class folders",
+        steps(images("{a,b}/{1..2}.jpg"), text("x.csv", "path,label\na/1.jpg,u\na/2.jpg,v\nb/1.jpg,u\nb/2.jpg,v\n")),
+        ["--layout list", "--layout class_folders"],
     ),
     Wrong(
         "two lists",

@@ -108,7 +108,7 @@ def test_what_is_wrong_is_reported_with_its_line(folder: Path, text: str, messag
         ("a.jsonl", b'{"path": "a/1.png", "label": NaN}', r"line 1: label is empty"),
         ("a.jsonl", b'{"path": "a/1.png"}', r"a\.jsonl, line 1: no column 'label'"),
         ("a.csv", b"\xff\xfe\xfa", "is not UTF-8"),
-        ("a.xlsx", b"", r"a list must be \.csv, \.tsv, \.jsonl or \.parquet"),
+        ("a.xlsx", b"", r"a list must be \.csv, \.tsv, \.jsonl, \.parquet or \.txt"),
         ("a.parquet", b"PAR1", "is not a parquet file"),
         ("a.csv", None, r"there is no file .*; the nearest existing folder is .*, which holds "),
     ],
@@ -204,3 +204,14 @@ def test_a_column_for_each_class(folder: Path) -> None:
     rows[3]["cat"] = "yes"
     with pytest.raises(ValueError, match=r"line 5: cat is 'yes', expected 1 or 0"):
         Table(file=write_table(folder, "csv", rows), label_columns=columns, multi_label=True)
+
+
+def test_lines_of_a_path_and_a_label(folder: Path) -> None:
+    (folder / "a/1.png").rename(folder / "a/1 2.png")
+    file = folder / "list.txt"
+    file.write_text("a/1 2.png cat\n\nb/3.png  dog\n")
+    source = Table(file=file)
+    assert [source.id(index) for index in range(2)] == ["a/1 2.png", "b/3.png"] and source.classes == ("cat", "dog")
+    file.write_text("a/1.png\n")
+    with pytest.raises(ValueError, match=r"list.txt, line 1: 'a/1.png' has no label; expected a path and a label"):
+        Table(file=file)
