@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from opabinia.cli.outcome import best_of, metrics_lines, next_commands, print_ending
+from opabinia.cli.tables import BOUNDS, score_text
 from opabinia.runtime.json_files import InvalidFile, read_json
 from opabinia.runtime.slurm import launched_rank
 from opabinia.runtime.text import plural
@@ -19,7 +20,10 @@ if TYPE_CHECKING:
     from opabinia.training.baselines import Baseline
     from opabinia.training.learning_curve import LearningCurve
 
-PIXEL_SECONDS = 10.0
+MAX_SECONDS = 120.0
+"""Maximum time of the evaluation."""
+
+_PIXEL_SECONDS = 10.0
 """Maximum time for reading images for the baseline of pixels."""
 
 _MAX_LINES = 12
@@ -27,6 +31,7 @@ _COMMANDS = ("predict", "report", "export", "train")
 """The commands for a user's first model; the documentation has others."""
 
 _CLASS_SCORES = ("PQ", "IoU", "AP", "recall")
+_NOT_BEATEN = "this is not clearly better than without training: train longer, or look for wrong labels or settings"
 _WORST = 3
 _MIN_EVALUATIONS = 6
 
@@ -49,6 +54,8 @@ class Conclusion:
         score: its value.
         interval: 95 % confidence interval: ``low``, ``high``, and ``unit`` and ``count`` of what was resampled; None if
             the score has none.
+        other_sets: the same score of other validation sets, which did not select the checkpoint, with its bounds:
+            ``test/top1``, ``test/top1_ci_low`` ...
         baselines: scores without training.
         worst_classes: the classes with the lowest scores, worst first.
         advice: whether more time or more data would help, sentences.
@@ -57,6 +64,7 @@ class Conclusion:
     metric: str
     score: float
     interval: Mapping[str, Any] | None
+    other_sets: Mapping[str, float]
     baselines: Sequence[Baseline]
     worst_classes: Sequence[ClassScore]
     advice: Sequence[str]
@@ -68,11 +76,9 @@ class Conclusion:
             low, high, count, unit = (self.interval[key] for key in ("low", "high", "count", "unit"))
             spread = f" (95 % confidence: {low:.3f} to {high:.3f}; {count} {unit})"
         lines = [f"{self.metric} {self.score:.4f}{spread}"]
+        lines += [f"{name} {score_text(name, self.other_sets)}" for name in _without_bounds(self.other_sets)]
         if self.baselines:
             lines.append("without training: " + "; ".join(f"{base.text}: {base.score:.3f}" for base in self.baselines))
-            highest = max(self.baselines, key=lambda base: base.score)
-            if highest.score >= (self.score if self.interval is None else self.interval["low"]):
-                lines.append("this is not clearly better than without training: train longer, or look for wrong labels")
         if self.worst_classes:
             worst = ", ".join(f"{each.name}: {each.score:.2f} ({each.count})" for each in self.worst_classes)
             lines.append(f"worst classes: {worst}")
@@ -92,18 +98,20 @@ def print_conclusion(folder: Path, conclusion: Conclusion | None) -> None:
         print(*lines, sep="\n", end="\n" * bool(lines))
     commands = [command for command in next_commands(folder) if command.words[1] in _COMMANDS]
     room = max(2, _MAX_LINES - len(lines) - 2)
-    print_ending(folder, [*commands[: room - 1], commands[-1]])
+    print_ending(folder, [*commands[: room - 1], commands[-1]] if len(commands) > room else commands)
 
 
-def conclude(folder: Path, *, seconds: float = PIXEL_SECONDS, curve_seconds: float = 0.0) -> Conclusion | None:
+def conclude(folder: Path, *, seconds: float = MAX_SECONDS, curve_seconds: float = 0.0) -> Conclusion | None:
     """Draw the conclusion of a finished run; None if it has no best checkpoint with a score, and on ranks other than 0.
 
-    It costs an evaluation of the best checkpoint, with confidence intervals, by all ranks (the tables in the folder are
-    those of the last evaluation), and at most ``seconds``.
+    The best checkpoint is evaluated once more, by all ranks: the tables in the folder are those of the last evaluation,
+    without confidence intervals. If that would take longer than ``seconds``, by the times of the run, the conclusion is
+    drawn from what is in the folder.
 
     Args:
         folder: the run folder.
-        seconds: maximum time for reading images for the baseline of pixels; 0: without it.
+        seconds: maximum time for the evaluation. Reading images for the baseline of pixels takes at most ten seconds in
+            addition; 0: without both.
         curve_seconds: maximum time for short runs on parts of the training data, which show whether more data would
             help; 0: without them.
 
@@ -112,43 +120,84 @@ def conclude(folder: Path, *, seconds: float = PIXEL_SECONDS, curve_seconds: flo
     """
     from opabinia.training.baselines import constant_baseline, pixel_baseline
     from opabinia.training.launch import evaluate
-    from opabinia.training.learning_curve import learning_curve
     from opabinia.training.run_folder import resolve
 
     best = best_of(folder)
     if best is None or not isinstance(best["score"], float):
         return None
-    scores = evaluate(folder, confidence=True)
-    metric = next((name for name in score_weights(best["metric"]) if name in scores), None)
+    lines = list(metrics_lines(folder))[::-1]
+    evaluations = [line for line in lines if line["step"] == best["step"] and "time/step" not in line]
+    predicted = sum(line[key] for line in evaluations for key in line if key.startswith("time/"))
+    scores = {key: line[key] for line in evaluations for key in line if isinstance(line[key], float) and "/" in key}
+    later = [f"for a confidence interval: opabinia eval {folder} --confidence-intervals (about {predicted:.0f} s)"]
+    if predicted < seconds:
+        scores, later = evaluate(folder, confidence=True), []
+    # The weights that other commands use by default: the better ones of raw and EMA weights.
+    metric = next((name for name in _with_counterparts(best["metric"]) if name in scores), None)
     if metric is None or launched_rank(os.environ):
         return None
-    tables = _tables(folder / "eval" / metric.rpartition("/")[0], best["step"])
-    interval = tables.get("confidence", {}).get(metric.rpartition("/")[2])
-    samples = read_json(folder / "eval" / metric.rpartition("/")[0] / "scores.json", dict[str, Any])["samples"]
-    baselines = [constant_baseline(metric, tables, samples)]
+    prefix, _, name = metric.rpartition("/")
+    tables = _tables(folder / "eval" / prefix, best["step"])
+    interval = tables.get("confidence", {}).get(name)
+    baselines = [constant_baseline(metric, tables, None if interval is None else interval["count"])]
     if seconds > 0:
-        baselines.append(pixel_baseline(resolve(folder), metric, seconds))
-    uncertainty = None if interval is None else (interval["high"] - interval["low"]) / 2
-    lines = list(metrics_lines(folder))[::-1]
-    values = [(line["step"], line[metric]) for line in lines if isinstance(line.get(metric), float)]
-    sign = direction([value for _, value in values], scores[metric])
-    advice = [time_advice(values, sign, uncertainty)]
-    if curve_seconds > 0:
-        curve = learning_curve(folder, lines, metric, curve_seconds)
-        advice.append(data_advice(curve, sign, uncertainty))
+        baselines.append(pixel_baseline(resolve(folder), metric, _PIXEL_SECONDS))
+    known = [baseline for baseline in baselines if baseline is not None]
     return Conclusion(
         metric=metric,
         score=scores[metric],
         interval=interval,
-        baselines=[baseline for baseline in baselines if baseline is not None],
+        other_sets={key: scores[key] for key in _of_other_sets(metric, scores)},
+        baselines=known,
         worst_classes=worst_classes(tables, "videos" if interval and interval["unit"] == "videos" else "images"),
-        advice=advice,
+        advice=[*_advice(folder, lines, metric, scores[metric], interval, known, curve_seconds), *later],
     )
+
+
+def _with_counterparts(metric: str) -> Iterator[str]:
+    """Yield the scores of a weighted sum, each with that of the raw weights instead of the EMA's, or the reverse."""
+    for name in score_weights(metric):
+        prefix, _, score = name.rpartition("/")
+        raw = prefix.removesuffix("_ema")
+        yield from (name, f"{raw if prefix != raw else f'{raw}_ema'}/{score}")
+
+
+def _of_other_sets(metric: str, scores: Collection[str]) -> list[str]:
+    """Return the names of the same score of other validation sets, and of its bounds."""
+    name = metric.rpartition("/")[2]
+    same = [key for key in _without_bounds(scores) if key != metric and key.rpartition("/")[2] == name]
+    return [key for key in scores if key.removesuffix(BOUNDS[0]).removesuffix(BOUNDS[1]) in same]
+
+
+def _without_bounds(names: Iterable[str]) -> list[str]:
+    return [name for name in names if not name.endswith(BOUNDS)]
+
+
+def _advice(
+    folder: Path,
+    lines: Sequence[Mapping[str, Any]],
+    metric: str,
+    score: float,
+    interval: Mapping[str, Any] | None,
+    baselines: Sequence[Baseline],
+    curve_seconds: float,
+) -> list[str]:
+    """Return :attr:`Conclusion.advice`."""
+    from opabinia.training.learning_curve import learning_curve
+
+    values = [(line["step"], line[metric]) for line in lines if isinstance(line.get(metric), float)]
+    sign = direction([value for _, value in values], score)
+    uncertainty = None if interval is None else (interval["high"] - interval["low"]) / 2
+    beaten = all((score if interval is None else interval["low"]) > baseline.score for baseline in baselines)
+    advice = [time_advice(values, sign, uncertainty) if beaten else _NOT_BEATEN]
+    if curve_seconds > 0:
+        advice.append(data_advice(learning_curve(folder, lines, metric, curve_seconds), sign, uncertainty))
+    return advice
 
 
 def _tables(folder: Path, step: int) -> Mapping[str, Any]:
     """Return the tables of an evaluation of a step: ``details.json`` of a set, or of the step's own folder in it."""
-    for file in (folder / f"step-{step:08d}" / "details.json", folder / "details.json"):
+    for file in (folder / "details.json", folder / f"step-{step:08d}" / "details.json"):
         try:
             details = read_json(file, dict[str, Any])
         except InvalidFile:
@@ -207,7 +256,7 @@ def time_advice(values: Sequence[tuple[int, float]], sign: int, uncertainty: flo
             evaluation to the next.
     """
     if len(values) < _MIN_EVALUATIONS:
-        return f"more time: {plural(len(values), 'evaluation')} are too few to see whether a longer training would help"
+        return f"more time: {plural(len(values), 'evaluation')} cannot show whether a longer training would help"
     total = values[-1][0]
     thirds = [[score for step, score in values if low < step / total <= low + 1 / 3] for low in (1 / 3, 2 / 3)]
     middle, last = (sorted(scores)[len(scores) // 2] if scores else None for scores in thirds)

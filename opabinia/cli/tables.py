@@ -77,7 +77,7 @@ def print_scores(title: str, scores: Mapping[str, float]) -> None:
 
 def _score_table(title: str, scores: Mapping[str, float]) -> Table:
     columns = list(dict.fromkeys(name.rpartition("/")[0] for name in scores))
-    texts = {name: score_text(name, scores) for name in scores if not name.endswith(_BOUNDS)}
+    texts = {name: score_text(name, scores) for name in scores if not name.endswith(BOUNDS)}
     if len(columns) > 1:
         table = Table("metric", *columns, title=title or None)
         for metric in dict.fromkeys(name.rpartition("/")[2] for name in texts):
@@ -89,13 +89,13 @@ def _score_table(title: str, scores: Mapping[str, float]) -> Table:
     return table
 
 
-_BOUNDS = ("_ci_low", "_ci_high")
+BOUNDS = ("_ci_low", "_ci_high")
 """Ends of the names of the bounds of a score's confidence interval."""
 
 
 def score_text(name: str, scores: Mapping[str, float]) -> str:
     """Return a score with its confidence interval if that is among the scores: ``0.8123 (95 %: 0.7810 to 0.8420)``."""
-    bounds = [scores.get(f"{name}{end}") for end in _BOUNDS]
+    bounds = [scores.get(f"{name}{end}") for end in BOUNDS]
     interval = "" if None in bounds else f" (95 %: {bounds[0]:.4f} to {bounds[1]:.4f})"
     return f"{scores[name]:.4f}{interval}"
 

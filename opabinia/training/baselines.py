@@ -44,13 +44,13 @@ class Baseline(NamedTuple):
     score: float
 
 
-def constant_baseline(metric: str, details: Mapping[str, Any], samples: int) -> Baseline | None:
+def constant_baseline(metric: str, details: Mapping[str, Any], samples: int | None) -> Baseline | None:
     """Return the score of the best constant answer, from the tables of an evaluation; None if it is not known.
 
     Args:
         metric: such as ``val/top1``.
         details: content of ``eval/<set>/details.json``.
-        samples: number of validation samples.
+        samples: number of validation samples; None: unknown.
     """
     name = metric.rpartition("/")[2]
     rows = details.get("per_class") or []
@@ -66,8 +66,10 @@ def constant_baseline(metric: str, details: Mapping[str, Any], samples: int) -> 
         "top1": Baseline(f'always answering "{largest}"', share),
         "mean_recall": Baseline("always answering one class", 1 / len(present)),
         "mIoU": Baseline(f'"{largest}" for all pixels', share / len(present)),
-        "mAP": Baseline("equal scores for all images", sum(present) / len(present) / max(1, samples)),
+        "mA": Baseline("the same answer for all images", 0.5),
     }
+    if samples:
+        scores["mAP"] = Baseline("equal scores for all images", sum(present) / len(present) / samples)
     return scores.get(name)
 
 

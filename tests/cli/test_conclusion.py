@@ -63,7 +63,7 @@ CURVES: dict[str, tuple[list[float], float | None, str]] = {
     "flat": ([0.1, 0.5, 0.7, 0.8, 0.8, 0.81, 0.81, 0.81, 0.82], 0.05, "within its uncertainty of 0.050"),
     "flat, noisy": ([0.1, 0.5, 0.7, 0.8, 0.7, 0.8, 0.8, 0.7, 0.8], None, "within its uncertainty of 0.100"),
     "overfitting": ([0.1, 0.5, 0.9, 0.9, 0.9, 0.8, 0.7, 0.7, 0.7], 0.05, "it overfits"),
-    "few": ([0.1, 0.2, 0.3], 0.05, "3 evaluations are too few"),
+    "few": ([0.1, 0.2, 0.3], 0.05, "3 evaluations cannot show"),
 }
 
 
@@ -91,18 +91,27 @@ def test_advice_about_data() -> None:
 def test_text() -> None:
     interval = {"low": 0.88, "high": 0.94, "count": 341, "unit": "images"}
     baselines = [Baseline('always answering "t-shirt"', 0.163), Baseline("pixels", 0.5)]
-    conclusion = Conclusion(
-        "val/top1", 0.912, interval, baselines, [ClassScore("skirt", 0.75, "12 images")], ["more time: no"]
-    )
+    others = {"test/top1": 0.9, "test/top1_ci_low": 0.8, "test/top1_ci_high": 0.95}
+    worst = [ClassScore("skirt", 0.75, "12 images")]
+    conclusion = Conclusion("val/top1", 0.912, interval, others, baselines, worst, ["more time: no"])
     assert conclusion.lines() == [
         "val/top1 0.9120 (95 % confidence: 0.880 to 0.940; 341 images)",
+        "test/top1 0.9000 (95 %: 0.8000 to 0.9500)",
         'without training: always answering "t-shirt": 0.163; pixels: 0.500',
         "worst classes: skirt: 0.75 (12 images)",
         "more time: no",
     ]
     assert json.loads(json.dumps(conclusion.plain()))["baselines"][0]["score"] == 0.163
-    bad = Conclusion("val/top1", 0.49, None, baselines, [], [])
-    assert bad.lines()[-1].startswith("this is not clearly better than without training")
+    assert Conclusion("val/top1", 0.49, None, {}, [], [], []).lines() == ["val/top1 0.4900"]
+
+
+def test_a_long_evaluation_is_not_repeated(copied_run: Path) -> None:
+    conclusion = conclude(copied_run, seconds=0)
+    assert conclusion is not None and conclusion.interval is None
+    assert conclusion.score == json.loads((copied_run / "results.json").read_text())["val/top1"]
+    assert len(conclusion.worst_classes) == 3 and len(conclusion.baselines) == 1
+    assert not (copied_run / "eval" / "val" / "scores.json").exists()
+    assert conclusion.advice[-1].startswith(f"for a confidence interval: opabinia eval {copied_run}")
 
 
 def test_the_conclusion_of_a_run(
@@ -114,6 +123,7 @@ def test_the_conclusion_of_a_run(
     texts = [baseline.text for baseline in conclusion.baselines]
     assert texts[0].startswith('always answering "') and texts[1].startswith("class of the most similar training image")
     assert len(conclusion.worst_classes) == 3
+    assert conclusion.advice[0].startswith("this is not clearly better than without training")
     assert conclusion.advice[1] == "more data: not measured, for lack of time or of data"
     capsys.readouterr()
     print_conclusion(copied_run, conclusion)

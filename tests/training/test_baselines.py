@@ -19,6 +19,7 @@ CONSTANTS: list[tuple[str, Sequence[Any], float, str]] = [
     ("val/top1", LABELS, 0.75, 'always answering "cat"'),
     ("val_ema/mean_recall", LABELS, 0.5, "always answering one class"),
     ("val/mAP", LABELS, 0.5, "equal scores for all images"),  # of 40 images 30 and 10 have the label
+    ("val/mA", LABELS, 0.5, "the same answer for all images"),
     ("val/mIoU", PIXELS, 0.3, '"road" for all pixels'),
     ("val/AP", OBJECTS, 0.0, "finding nothing"),
     ("val/PQ", [], 0.0, "finding nothing"),
@@ -32,6 +33,7 @@ def test_constant_answers(metric: str, rows: Sequence[Any], score: float, text: 
 
 def test_scores_without_a_constant_baseline() -> None:
     assert constant_baseline("val/mAP", {"retrieval": {"queries": 3}}, 9) is None
+    assert constant_baseline("val/mAP", {"per_class": LABELS}, None) is None
     assert constant_baseline("val/ece", {"per_class": LABELS}, 40) is None
 
 
