@@ -55,7 +55,9 @@ class DatasetProfile:
         images_per_identity: number of training images of an identity.
         cameras: number of cameras.
         duplicates: training samples that are a near-duplicate of an earlier one among those that were read.
-        leaks: validation samples that are a near-duplicate or an augmented copy of a training sample.
+        leaks: validation samples that training data repeats: identical files and frames of one recording, and
+            near-duplicates among those that were read.
+        leaked: what two splits have in common, each a sentence with examples.
         unreadable: training samples that cannot be read, at most 20 of those that were tried.
     """
 
@@ -85,6 +87,7 @@ class DatasetProfile:
     cameras: int = 0
     duplicates: int = 0
     leaks: int = 0
+    leaked: tuple[str, ...] = ()
     unreadable: tuple[str, ...] = ()
 
     def to_json(self) -> str:
@@ -104,8 +107,8 @@ class DatasetProfile:
 _VERSION = 1
 
 _MAX_UNREADABLE = 20
-_MAX_VAL_SHARE = 4
-"""Validation samples that are read: one for this many training samples."""
+_OTHER_PART = 4
+"""Of validation and test data this part of the limit is read."""
 _MAX_READ_OBJECTS = 500
 """Samples whose objects are read, of sources that do not know their annotations."""
 
@@ -115,6 +118,7 @@ def profile_dataset(
     val: Source | None,
     *,
     task: TaskName,
+    test: Source | None = None,
     seed: int = 0,
     limit: int = LIMIT,
     examined: tuple[Examination, Examination] | None = None,
@@ -125,6 +129,7 @@ def profile_dataset(
         train: the training data.
         val: the validation data; None: there is none.
         task: the task.
+        test: test data, of which only leaks are of interest; None: there is none.
         seed: of the draw of samples whose files are read.
         limit: number of training samples that are read.
         examined: examinations of both, if their files were read already; else they are read.
@@ -135,10 +140,12 @@ def profile_dataset(
     examination = examined[0] if examined else examine(train, seed=seed, limit=limit)
     scans = [scan for scan in examination.scans if scan.error is None]
     sizes = _sizes(train, scans)
-    leaks = 0
-    if val is not None:
-        val_examination = examined[1] if examined else examine(val, seed=seed, limit=limit // _MAX_VAL_SHARE)
-        leaks = sum(leak.count for leak in find_leaks({"train": (train, examination), "val": (val, val_examination)}))
+    splits = {"train": (train, examination)}
+    for name, source in (("val", val), ("test", test)):
+        if source is not None:
+            known = examined[1] if examined and name == "val" else None
+            splits[name] = source, known or examine(source, seed=seed, limit=limit // _OTHER_PART)
+    leaks = find_leaks(splits)
     duplicates = len(train) - int(connect([examination.near_duplicates()], len(train)).max(initial=-1) + 1)
     return DatasetProfile(
         task=task,
@@ -155,7 +162,8 @@ def profile_dataset(
         seconds=_quantiles([scan.length.seconds for scan in scans if scan.length is not None]),
         fps=_quantiles([scan.length.fps for scan in scans if scan.length is not None]),
         duplicates=duplicates,
-        leaks=leaks,
+        leaks=sum(leak.count for leak in leaks if leak.splits == ("train", "val")),
+        leaked=tuple(map(str, leaks)),
         unreadable=tuple(scan.id for scan in examination.scans if scan.error is not None)[:_MAX_UNREADABLE],
     )
 

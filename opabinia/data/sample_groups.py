@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Hashable, Iterable, Sequence
+from contextlib import suppress
+from hashlib import blake2b
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +19,7 @@ from scipy.sparse.csgraph import connected_components
 
 from opabinia.contracts import Indices, Source, SourceInfo
 from opabinia.data.examination import Examination
+from opabinia.runtime.local_copies import is_placeholder
 
 _AUGMENTED = re.compile(r"(.+)\.rf\.[0-9a-zA-Z]{8,}")
 """Name of an image that Roboflow has exported, perhaps one of several augmented copies of an original."""
@@ -53,6 +56,12 @@ _MIN_ALIKE = 0.3
 
 _MIN_PAIRS, _MAX_PAIRS = 10, 4000
 """Pairs that are compared."""
+
+_MAX_COMPARED = 50_000
+"""Files of equal size that are compared, the largest first."""
+
+_TAIL = 4096
+"""Bytes at the end of a file that decide whether files of equal size are the same."""
 
 _BLOCKS = 20
 """A recording that is most of a run, because no scene ends in it, is cut into this many blocks."""
@@ -103,6 +112,8 @@ def find_groups(source: Source, examination: Examination) -> Indices:
         clips = np.where(clips < 0, _without_large(names.runs, scopes), clips)
     runs = np.where(clips < 0, names.runs, -1)
     pairs = [examination.near_duplicates(), chain_equal(originals), chain_equal(clips)]
+    if not examination.is_complete:
+        pairs.append(chain_equal(same_files([source])))
     return connect([*pairs, likeness.frames(runs, names.numbers)], len(source))
 
 
@@ -118,6 +129,48 @@ def name_of_original(name: str) -> tuple[str, bool]:
     stem = augmented[1] if augmented else stem
     crop = _CROP.fullmatch(stem)
     return os.path.join(folder, (crop[1] or crop[2]) if crop else stem), augmented is not None
+
+
+def recording_of(name: str) -> tuple[str, int] | None:
+    """Return the recording, by the name of a file without its folder, and the running number in it; None of other
+    names."""
+    match = _NUMBERED.fullmatch(name_of_original(os.path.basename(name))[0])
+    if match is None or not (_CLIP.fullmatch(match[1]) or _is_long(match[1])):
+        return None
+    names_one = any(character.isdigit() for character in match[1]) or re.search(
+        r"fra?me?[-_. ]*$", match[1], re.IGNORECASE
+    )
+    return (match[1], int(match[2])) if names_one else None
+
+
+def same_files(sources: Sequence[Source]) -> Indices:
+    """Return a number for each sample of all sources, equal for those whose files are the same; -1 for files that no
+    other one equals, that are in remote storage, or that were not compared because there are too many."""
+    paths = [next(iter(source.paths(index)), None) for source in sources for index in range(len(source))]
+    sizes = np.array([_local_size(path) for path in paths], dtype=np.int64)
+    _, inverse, counts = np.unique(sizes, return_inverse=True, return_counts=True)
+    candidates = np.flatnonzero((counts[inverse] > 1) & (sizes > 0))
+    candidates = candidates[np.argsort(-sizes[candidates], kind="stable")][:_MAX_COMPARED]
+    tails: list[Hashable | None] = [None] * len(paths)
+    for index in candidates.tolist():
+        size, path = int(sizes[index]), paths[index]
+        assert path is not None
+        with suppress(OSError), open(path, "rb") as file:
+            file.seek(max(0, size - _TAIL))
+            tails[index] = size, blake2b(file.read(), digest_size=16).digest()
+    codes = _codes(tails)
+    repeated = np.bincount(codes + 1, minlength=1)[codes + 1] > 1
+    return np.where(repeated, codes, -1)
+
+
+def _local_size(path: bytes | None) -> int:
+    """Return the size of a file; 0 if it is not on this machine."""
+    if path is None:
+        return 0
+    try:
+        return 0 if is_placeholder(path) else os.stat(path).st_size
+    except OSError:
+        return 0
 
 
 def _parse(names: Iterable[str]) -> _Names:

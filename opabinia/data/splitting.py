@@ -14,7 +14,14 @@ from numpy.typing import NDArray
 from opabinia.contracts import Indices, RaggedArray, Source, SourceInfo
 from opabinia.data.examination import LIMIT, Examination, examine
 from opabinia.data.layouts.layout import TaskName
-from opabinia.data.sample_groups import chain_equal, connect, find_groups, name_of_original
+from opabinia.data.sample_groups import (
+    chain_equal,
+    connect,
+    find_groups,
+    name_of_original,
+    recording_of,
+    same_files,
+)
 from opabinia.data.sources.subset import write_split
 from opabinia.runtime.log import log
 from opabinia.runtime.text import plural
@@ -249,7 +256,7 @@ class Leak:
     """Samples of a split that another split has, too.
 
     Attributes:
-        kind: ``identical``, ``nearly identical``, or ``augmented copies of one original``.
+        kind: ``identical``, ``nearly identical``, ``augmented copies of one original`` or ``frames of one recording``.
         splits: names of both.
         count: number of samples of the second one.
         examples: pairs of samples, one of each split.
@@ -268,7 +275,8 @@ class Leak:
 
 
 def find_leaks(splits: Mapping[str, tuple[Source, Examination]]) -> list[Leak]:
-    """Find samples that two splits have in common, among those that were examined; copies by their names among all.
+    """Find samples that two splits have in common: identical files, and copies and frames by their names, among all;
+    identical pixels and near-duplicates among those that were examined.
 
     Args:
         splits: sources and their examinations by name, the training data first.
@@ -276,10 +284,12 @@ def find_leaks(splits: Mapping[str, tuple[Source, Examination]]) -> list[Leak]:
     leaks: list[Leak] = []
     for first, second in combinations(splits, 2):
         (source, examined), (other, other_examined) = splits[first], splits[second]
+        keys = list(source.split_keys()), list(other.split_keys())
         found: dict[str, dict[str, str]] = {
-            "identical": _identical(examined, other_examined),
-            "nearly identical": _near(examined, other_examined),
-            "augmented copies of one original": _copies(source, other),
+            "identical": _identical((source, other), keys) | _same_pixels(examined, other_examined, keys),
+            "nearly identical": _near(examined, other_examined, keys),
+            "augmented copies of one original": _copies(keys),
+            "frames of one recording": _same_recordings(keys),
         }
         known: set[str] = set()
         for kind, pairs in found.items():
@@ -290,34 +300,54 @@ def find_leaks(splits: Mapping[str, tuple[Source, Examination]]) -> list[Leak]:
     return leaks
 
 
-def _identical(first: Examination, second: Examination) -> dict[str, str]:
-    """Return the sample of the first split for each of the second one with the same file or pixels, by id."""
-    digests = {
-        digest: scan.id
-        for scan in first.scans
-        for digest in (scan.file_digest, scan.pixel_digest)
-        if digest is not None
-    }
-    matches = {
-        scan.id: digests.get(scan.file_digest or b"") or digests.get(scan.pixel_digest or b"") for scan in second.scans
-    }
-    return {name: own for name, own in matches.items() if own is not None}
+_Keys = tuple[list[str], list[str]]
+"""Names of the samples of two splits. Functions below return that of the first split for samples of the second one."""
 
 
-def _near(first: Examination, second: Examination) -> dict[str, str]:
-    scans = [scan for examined in (first, second) for scan in examined.scans]
-    sides = np.repeat([0, 1], [len(first.scans), len(second.scans)])
-    both = Examination(np.arange(len(scans)), scans, is_complete=False)
-    pairs = both.near_duplicates()
-    return {scans[b].id: scans[a].id for a, b in pairs[sides[pairs[:, 0]] < sides[pairs[:, 1]]].tolist()}
+def _identical(sources: tuple[Source, Source], keys: _Keys) -> dict[str, str]:
+    codes = same_files(sources)
+    own, other = codes[: len(keys[0])].tolist(), codes[len(keys[0]) :].tolist()
+    first = {code: key for code, key in zip(own, keys[0], strict=True) if code >= 0}
+    return {key: first[code] for code, key in zip(other, keys[1], strict=True) if code in first}
 
 
-def _copies(first: Source, second: Source) -> dict[str, str]:
-    """Return the sample of the first split for each of the second one with a name of the same original."""
+def _same_pixels(first: Examination, second: Examination, keys: _Keys) -> dict[str, str]:
+    rows = zip(first.indices.tolist(), first.scans, strict=True)
+    digests = {scan.pixel_digest: keys[0][index] for index, scan in rows if scan.pixel_digest is not None}
+    other = zip(second.indices.tolist(), second.scans, strict=True)
+    return {keys[1][index]: digests[scan.pixel_digest] for index, scan in other if scan.pixel_digest in digests}
+
+
+def _near(first: Examination, second: Examination, keys: _Keys) -> dict[str, str]:
+    offset = len(keys[0])
+    indices = np.concatenate([first.indices, second.indices + offset])
+    pairs = Examination(indices, [*first.scans, *second.scans], is_complete=False).near_duplicates()
+    across = pairs[(pairs[:, 0] < offset) & (pairs[:, 1] >= offset)]
+    return {keys[1][b - offset]: keys[0][a] for a, b in across.tolist()}
+
+
+def _copies(keys: _Keys) -> dict[str, str]:
     originals: dict[str, str] = {}
-    for key in first.split_keys():
+    for key in keys[0]:
         original, is_augmented = name_of_original(os.path.basename(key))
         if is_augmented:
             originals[original] = key
-    matches = {key: originals.get(name_of_original(os.path.basename(key))[0]) for key in second.split_keys()}
+    matches = {key: originals.get(name_of_original(os.path.basename(key))[0]) for key in keys[1]}
     return {key: own for key, own in matches.items() if own is not None}
+
+
+def _same_recordings(keys: _Keys) -> dict[str, str]:
+    """Frames whose numbers continue each other: where both splits have a number of a recording, its name is used for
+    two."""
+    frames: tuple[dict[str, dict[int, str]], ...] = ({}, {})
+    for own_frames, own_keys in zip(frames, keys, strict=True):
+        for key in own_keys:
+            if (recording := recording_of(key)) is not None:
+                own_frames.setdefault(recording[0], {})[recording[1]] = key
+    first, second = frames
+    return {
+        key: next(iter(first[name].values()))
+        for name, numbered in second.items()
+        if name in first and first[name].keys().isdisjoint(numbered)
+        for key in numbered.values()
+    }

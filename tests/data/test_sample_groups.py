@@ -11,8 +11,8 @@ from PIL import Image
 
 from opabinia.contracts import SourceInfo
 from opabinia.data.examination import Examination, examine
-from opabinia.data.sample_groups import find_groups, name_of_original
-from opabinia.data.sources import ImageFolder, Images
+from opabinia.data.sample_groups import find_groups, name_of_original, same_files
+from opabinia.data.sources import Digits, ImageFolder, Images
 from opabinia.data.sources.named import ImageFiles
 from tests.data.check.images import drawn
 
@@ -134,3 +134,15 @@ def test_near_duplicates_are_a_group(tmp_path: Path) -> None:
     groups = dict(zip(source.split_keys(), find_groups(source, examine(source, workers=0)).tolist(), strict=True))
     assert groups["copy.jpg"] == groups["01.png"] and groups["small.png"] == groups["small too.png"]
     assert len(set(groups.values())) == 21
+
+
+def test_files_that_were_not_read_are_compared(tmp_path: Path) -> None:
+    for number in range(6):
+        (tmp_path / f"{number}.jpg").write_bytes(bytes([number % 3]) * (5000 + number // 3))
+    (tmp_path / "copy.jpg").write_bytes(bytes([1]) * 5000)
+    source = Images(root=tmp_path)
+    assert same_files([source]).tolist() == [-1, same_files([source])[1], -1, -1, -1, -1, same_files([source])[1]]
+    groups = find_groups(source, Examination(np.zeros(0, dtype=np.int64), [], is_complete=False))
+    assert groups[1] == groups[6] and len(set(groups.tolist())) == 6
+    ids = np.array([0, 1])
+    assert same_files([Digits(split="val")])[ids].tolist() == [-1, -1]  # no files

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from opabinia.contracts import RaggedArray, SourceInfo
-from opabinia.data.examination import examine
+from opabinia.data.examination import Examination, examine
 from opabinia.data.layouts.layout import TaskName
 from opabinia.data.sample_groups import connect
 from opabinia.data.sources import ImageFolder, Images, ObjectMaps, class_folders, coco, subset
@@ -161,6 +161,10 @@ def test_leaks_are_counted_and_named(tmp_path: Path) -> None:
     save(tmp_path / "train" / "x_jpg.rf.0123abcd.png", 21)
     save(tmp_path / "val" / "x_jpg.rf.4567abcd.png", 22)
     save(tmp_path / "test" / "other.png", 20)
+    for number, split in enumerate(("train", "val", "train", "test")):
+        save(tmp_path / split / f"clip3_{number:04d}.png", 30 + number)
+        save(tmp_path / split / f"IMG_{number:04d}.png", 40 + number)
+        save(tmp_path / split / f"clip4_{number // 4:04d}.png", 50 + number)  # a number of all: three recordings
     sources = {name: Images(root=tmp_path / name) for name in ("train", "val", "test")}
     leaks = find_leaks({name: (source, examine(source, workers=0)) for name, source in sources.items()})
     assert [str(leak) for leak in leaks] == [
@@ -168,5 +172,11 @@ def test_leaks_are_counted_and_named(tmp_path: Path) -> None:
         "nearly identical in train and val: 1 sample of val (2.png and near.jpg)",
         "augmented copies of one original in train and val: 1 sample of val "
         "(x_jpg.rf.0123abcd.png and x_jpg.rf.4567abcd.png)",
+        "frames of one recording in train and val: 1 sample of val (clip3_0000.png and clip3_0001.png)",
+        "frames of one recording in train and test: 1 sample of test (clip3_0000.png and clip3_0003.png)",
         "identical in val and test: 1 sample of test (other.png and other.png)",
+        "frames of one recording in val and test: 1 sample of test (clip3_0001.png and clip3_0003.png)",
     ]
+    unread = Examination(np.zeros(0, dtype=np.int64), [], is_complete=False)
+    kinds = [leak.kind for leak in find_leaks({name: (source, unread) for name, source in sources.items()})]
+    assert kinds.count("identical") == 2 and "nearly identical" not in kinds

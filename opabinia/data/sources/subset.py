@@ -24,6 +24,9 @@ _VERSION = 1
 _SHOWN = 5
 """Missing samples that an error names."""
 
+_QUERY_EVERY = 4
+"""A query for three images of the gallery: small sets of identities, too, have enough queries for a stable score."""
+
 
 class SplitFile(TypedDict):
     """Content of a split file: its version, and the keys of the validation samples, sorted."""
@@ -41,9 +44,9 @@ def subset(
     ``opabinia plan`` writes such a file for data without validation samples. Samples that are added later are trained
     on.
 
-    Identities are in one of both parts, and each part has its own ones as classes. If their cameras are known, the
-    first image of each identity by each camera is a query, provided that the identity keeps an image in the gallery;
-    without cameras every validation image is searched among all others.
+    Identities are in one of both parts, and each part has its own ones as classes. If their cameras are known, every
+    fourth validation image of an identity by a camera is a query, and the others are the gallery; without cameras every
+    image is searched among all others.
 
     Args:
         source: all samples; of views of videos the source inside of ``video_views``.
@@ -125,18 +128,20 @@ class _Identities(Wrapper):
 
 
 def choose_queries(info: SourceInfo) -> NDArray[np.bool_] | None:
-    """Return which images are queries (bool, N): of each identity the first one by each camera, but of cameras with a
-    single image of it only if it has no other query. None if cameras are unknown, or no query would have a match."""
+    """Return which images are queries (bool, N): of each identity every fourth one by each camera, from the first; the
+    only one by a camera if the identity has no other query. None if cameras are unknown, or no query has a match."""
     labels, cameras = info.single_labels, info.cameras
     if info.queries is not None or labels is None or cameras is None:
         return info.queries
-    pairs, first, counts = np.unique(np.stack([labels, cameras], 1), axis=0, return_index=True, return_counts=True)
-    identities, places, seen_by = np.unique(pairs[:, 0], return_index=True, return_counts=True)
+    order = np.lexsort((cameras, labels))  # stable: images of an identity by a camera stay in order
+    pairs, starts, counts = np.unique(
+        np.stack([labels, cameras], 1)[order], axis=0, return_index=True, return_counts=True
+    )
+    identities, firsts, seen_by = np.unique(pairs[:, 0], return_index=True, return_counts=True)
     chosen = counts > 1
-    chosen[places] |= ~np.logical_or.reduceat(chosen, places)
-    several: Indices = identities[seen_by > 1]
-    if not len(several):
-        return None
+    chosen[firsts] |= ~np.logical_or.reduceat(chosen, firsts)
+    chosen &= np.isin(pairs[:, 0], identities[seen_by > 1])
+    ranks = np.arange(len(labels)) - np.repeat(starts, counts)
     queries = np.zeros(len(labels), dtype=bool)
-    queries[first[chosen & np.isin(pairs[:, 0], several)]] = True
-    return queries
+    queries[order] = (ranks % _QUERY_EVERY == 0) & np.repeat(chosen, counts)
+    return queries if queries.any() else None

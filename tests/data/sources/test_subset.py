@@ -197,7 +197,7 @@ def test_identities_have_labels_of_their_own(tmp_path: Path) -> None:
     assert ConcatIdentities(sources=[train, val]).info.identities
 
 
-def test_one_query_of_each_identity_and_camera() -> None:
+def test_queries_of_identities_and_cameras() -> None:
     identities = [0, 0, 0, 0, 1, 1, 2, 2, 2, 3]
     cameras = [0, 0, 1, 1, 0, 1, 2, 2, 3, 0]
     info = SourceInfo(labels=np.array(identities), cameras=np.array(cameras), camera_count=4)
@@ -205,6 +205,9 @@ def test_one_query_of_each_identity_and_camera() -> None:
     assert queries is not None
     # Identity 1 keeps an image in the gallery, camera 3 has one image of identity 2 only, identity 3 has no match.
     assert np.flatnonzero(queries).tolist() == [0, 2, 4, 6]
+    many = SourceInfo(labels=np.array([1] * 12), cameras=np.array([0, 1] * 6), camera_count=2)
+    queries = choose_queries(many)
+    assert queries is not None and np.flatnonzero(queries).tolist() == [0, 1, 8, 9]
     assert choose_queries(SourceInfo(labels=np.array([0, 0]), cameras=np.array([1, 1]))) is None
     assert choose_queries(SourceInfo(labels=np.array([0, 0]))) is None
 
