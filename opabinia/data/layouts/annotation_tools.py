@@ -58,7 +58,8 @@ def read_voc(folder: Folder) -> Iterator[Layout]:
 def _voc_folder(folder: Folder) -> str | None:
     """Return the folder with XML files of Pascal VOC: ``Annotations`` or alike, or an empty text for the folder itself;
     None if there is none."""
-    places = ["", *(name for name in folder.folders if name.lower() in ("annotations", "annotation", "xmls", "labels"))]
+    named = [name for name in folder.folders if name.lower() in ("annotations", "annotation", "xmls", "labels")]
+    places = ["", *named, *(f"{name}/xmls" for name in named if "xmls" in folder.sub(name).folders)]
     for place in reversed(places):
         files = folder.sub(place).named(".xml")
         start = folder.sub(place).head(files[0], 4096) if files else ""

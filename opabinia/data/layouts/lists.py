@@ -100,6 +100,7 @@ def _candidates(folder: Folder) -> list[str]:
     places = [
         "",
         *(name for name in folder.folders if name.lower() in ("annotations", "labels", "lists", "splits", "meta")),
+        *folder.splits.values(),
     ]
     return [f"{place}/{name}".lstrip("/") for place in places for name in folder.sub(place).named(*suffixes)][:20]
 

@@ -76,20 +76,19 @@ def read_maps(folder: Folder) -> Iterator[Layout]:
     given = find_class_names(folder, [name for place in places.values() for name in (place.root, place.labels)])
     options, notes = class_options(where, found, given)
     sections = {split: place.section(folder) | options for split, place in places.items()}
-    lists = [] if len(places) > 1 else _lists(folder, train)
+    lists, remarks = ({}, []) if len(places) > 1 else _lists(folder, train)
     if lists:
-        sections = {split: sections["train"] | {"list_file": name} for split, name in lists}
-        check_training(folder, sections, "expected train.txt")
+        sections = {split: sections["train"] | {"list_file": name} for split, name in lists.items()}
     used = {part.partition("/")[0] for place in places.values() for part in (place.root, place.images, place.labels)}
     used |= {given[1]} if given else set()
-    used |= {name.partition("/")[0] for _, name in lists}
+    used |= {name.partition("/")[0] for name in lists.values()}
     description = f"{plural(len(paths), 'segmentation map')} of {plural(len(options['classes']), 'class', 'es')}"
     yield make_layout(
         "maps",
         "segmentation",
         description,
         sections,
-        notes=[*notes, *folder.others(used)],
+        notes=[*notes, *remarks, *folder.others(used)],
         classes=options["classes"],
     )
 
@@ -137,8 +136,9 @@ def _pair_in(folder: Folder, root: str) -> _Place | None:
     images = [name for name in names if name not in maps]
     images.sort(key=lambda name: not _IMAGES.search(name))
     maps.sort(key=lambda name: bool(re.search(r"object|instance|color|vis", name, re.IGNORECASE)))
+    inside = [f"{name}/{below}" for name in maps for below in inner.sub(name).folders]
     for image in images:
-        for labels in maps:
+        for labels in [*maps, *inside]:
             place = _match(folder, root, image, labels)
             if place is not None:
                 return place
@@ -165,26 +165,33 @@ def _differ(images: Folder, maps: Sequence[str]) -> bool:
     return looks_like_maps(read_values(maps[:5])) and not (lossless and looks_like_maps(read_values(lossless)))
 
 
+_ENDS = re.compile(r"[_ .-](mask|label|gt|seg|segmentation|map|annotation|matte)s?$", re.IGNORECASE)
+"""Ends of names of maps beside their images, without suffix."""
+
+
 def _beside(inner: Folder, root: str) -> _Place | None:
-    """Return the images and maps in the same folder: ``1.jpg`` and ``1_mask.png``."""
-    names = inner.named(*EXTENSIONS)
-    stems = {os.path.splitext(name)[0]: name for name in reversed(names)}
-    ends: Counter[str] = Counter()
-    for name in names:
-        match = re.fullmatch(
-            r"(.+?)([_ .-]+(?:mask|label|labels|gt|seg|segmentation|map|annotation|matte)s?)",
-            name.rpartition(".")[0],
-            re.IGNORECASE,
-        )
-        if match and match[1] in stems and name.lower().endswith(_LOSSLESS):
-            ends[match[2] + os.path.splitext(name)[1]] += 1
-    if not ends:
+    """Return the images and maps in the same folder: ``1.jpg`` and ``1_mask.png``, or ``1.jpg`` and ``1.png``.
+
+    Raises:
+        UnreadableLayout: there are maps, and fewer than half of the images have one.
+    """
+    files = inner.named(*EXTENSIONS)
+    maps = [name for name in files if name.lower().endswith(_LOSSLESS) and _ENDS.search(os.path.splitext(name)[0])]
+    if len(maps) > len(files) / 10:
+        images = [name for name in files if name not in {*maps}]
+        naming = match_names(images, maps)
+        if naming is None:
+            raise UnreadableLayout(f"{inner.text}: there are maps such as {maps[0]}, but most images have none")
+        return _Place(root, "", "", naming)
+    jpegs, pngs = inner.named(".jpg"), inner.named(".png")
+    naming = match_names(jpegs, pngs)
+    if (
+        naming != {}
+        or len(pngs) < len(files) / 3
+        or not looks_like_maps(read_values([str(inner.path / name) for name in pngs[:5]]))
+    ):
         return None
-    end, count = ends.most_common(1)[0]
-    images = len([name for name in names if not name.endswith(end)])
-    if count < images / 2:
-        raise UnreadableLayout(f"{inner.text}: {count} of {images} images have a map, such as 1{end}")
-    return _Place(root, "", "", {"label_suffix": end})
+    return _Place(root, "", "", {"image_suffix": ".jpg"})
 
 
 def _match(folder: Folder, root: str, images: str, labels: str) -> _Place | None:
@@ -228,8 +235,8 @@ def _candidates(images: Sequence[str], maps: Sequence[str]) -> Iterator[tuple[st
     for image in images[:5]:  # 1.jpg and 1_mask.png
         stem = os.path.splitext(image)[0]
         place = bisect_left(ordered, stem)
-        if place < len(ordered) and ordered[place].startswith(stem):
-            yield "", "", "", ordered[place][len(stem) :]
+        ends = [name[len(stem) :] for name in ordered[place : place + 20] if name.startswith(stem)]
+        yield from (("", "", "", end) for end in ends if not end[0].isdigit())
     (image_start, image_end), (map_start, map_end) = _ends(images), _ends(maps)
     yield image_start, image_end, map_start, map_end
     yield "", image_end, "", map_end
@@ -251,19 +258,23 @@ def _common(names: Sequence[str]) -> str:
     return first[: next(different, min(len(first), len(last)))]
 
 
-def _lists(folder: Folder, place: _Place) -> list[tuple[str, str]]:
-    """Return the list of images of each split, which has their names without suffix."""
-    inner = folder.sub(place.root)
-    names = [name for below in ("", "splits", "lists") if inner.has(below) for name in inner.sub(below).named(".txt")]
-    prefixed = [f"{below}/{name}".lstrip("/") for below in ("", "splits", "lists") for name in names]
-    found = []
-    for name in dict.fromkeys(name for name in prefixed if inner.has(name)):
-        split = split_of(PurePosixPath(name).stem)
-        line = inner.head(name).partition("\n")[0].strip()
-        stems = [f"{line}{suffix}" for suffix in (place.naming.get("image_suffix", ""), *EXTENSIONS)]
-        if split and line and any(inner.sub(place.images).has(stem) for stem in stems):
-            found.append((split, name))
-    return found
+def _lists(folder: Folder, place: _Place) -> tuple[dict[str, str], list[str]]:
+    """Return the list of images of each split, which has their names without suffix, and a remark on others."""
+    inner, found, others = folder.sub(place.root), dict[str, str](), list[str]()
+    for below in ("", *(name for name in ("splits", "lists") if name in inner.folders)):
+        for name in inner.sub(below).named(".txt"):
+            split, line = split_of(PurePosixPath(name).stem), inner.sub(below).head(name).partition("\n")[0].strip()
+            if split and line:
+                ends = (place.naming["image_suffix"],) if "image_suffix" in place.naming else EXTENSIONS
+                fits = any(inner.sub(place.images).has(f"{line}{end}") for end in ends)
+                if fits:
+                    found[split] = f"{below}/{name}".lstrip("/")
+                else:
+                    others.append(name)
+    if "train" not in found:
+        others, found = [*found.values(), *others], {}
+    expected = "expected train.txt and others with names of images, without suffix"
+    return found, [f"lists of splits are not used: {listed(others)}; {expected}"] if others else []
 
 
 # --- lists of pairs ---------------------------------------------------------------------------------------------------

@@ -69,9 +69,10 @@ def recognize(root: str | Path, *, task: TaskName | None = None, layout: str | N
         readings, broken = _read(folder, task, layout)
         inner = folder
         for _ in range(_MAX_DEPTH):
-            if readings or broken or len(inner.folders) != 1:
+            with_data = [name for name in inner.folders if inner.sub(name).holds((*IMAGES, *VIDEOS))]
+            if readings or broken or len(with_data) != 1:
                 break
-            inner = inner.sub(inner.folders[0])
+            inner = inner.sub(with_data[0])
             readings, broken = _read(inner, task, layout)
         if not _fitting(readings, task, layout) and (not broken or task or layout):
             readings += read_images(folder)

@@ -160,6 +160,17 @@ CLASSIFICATION = [
         classes=["0", "1"],
     ),
     Case(
+        "lists in the folders of splits",
+        steps(
+            images("{train,val}/{1..2}.jpg"),
+            *(
+                text(f"{split}/metadata.jsonl", "".join(f'{{"file_name": "{i}.jpg", "label": {i}}}\n' for i in (1, 2)))
+                for split in ("train", "val")
+            ),
+        ),
+        *("list", "classification", 2, 2),
+    ),
+    Case(
         "a list of the class folders",
         steps(
             images(*CATS),
@@ -449,6 +460,27 @@ SEGMENTATION = [
         *("maps", "segmentation", 2, 2),
     ),
     Case(
+        "maps with other ends beside images",
+        steps(images("train/{1..3}_sat.jpg"), maps("train/{1..3}_mask.png", values=(0, 255))),
+        *("maps", "segmentation", 3),
+    ),
+    Case(
+        "maps with the same names beside images",
+        steps(images("{1..3}.jpg"), maps("{1..3}.png")),
+        *("maps", "segmentation", 3),
+    ),
+    Case(
+        "maps two levels down, and a list for validation only",
+        steps(
+            images("images/{1..3}.jpg"),
+            maps("annotations/trimaps/{1..3}.png", values=(1, 2, 3)),
+            text("valid.txt", "3\n"),
+        ),
+        *("maps", "segmentation", 3),
+        classes=["class_0", "class_1", "class_2", "class_3"],
+        notes=["valid.txt"],
+    ),
+    Case(
         "folders with any names",
         steps(images("a/{1..2}.jpg"), maps("b/{1..2}.png")),
         *("maps", "segmentation", 2),
@@ -608,6 +640,11 @@ OTHERS = [
         images("{cat,dog}.{1..9}.jpg"),
         *("images", "selfsup", 18),
         notes=["begin with cat, dog"],
+    ),
+    Case(
+        "a folder of videos beside lists",
+        lambda make: steps(lambda m: videos(m, "UCF/{run,jump}/{1..2}.avi"), text("lists/a.txt", "run/1.avi\n"))(make),
+        *("video_folders", "video", 4),
     ),
     Case("images", images("{1..5}.jpg"), "images", "selfsup", 5),
     Case("images in splits", images("train/{1..5}.jpg", "val/1.jpg", "test/{1..2}.jpg"), "images", "selfsup", 5, 1, 2),

@@ -1,0 +1,73 @@
+"""Names of splits, pairs of names of images and maps, classes of the values in maps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from opabinia.data.layouts.folder import UnreadableLayout, split_in, split_of
+from opabinia.data.layouts.map_values import MapValues, class_options
+from opabinia.data.layouts.maps import match_names
+
+
+@pytest.mark.parametrize(
+    ("name", "split"),
+    [
+        *(("train", "train"), ("Validation", "val"), ("DEV", "val"), ("test2017", "test"), ("trainval", None)),
+        *(("seg_train", "train"), ("TestImages", "test"), ("x/val.csv", "val"), ("my-trainset", "train")),
+        *(("rain", None), ("latest", None), ("a_b", None), ("", None)),
+    ],
+)
+def test_words_of_splits(name: str, split: str | None) -> None:
+    assert split_in(name) == split
+    if split_of(name):
+        assert split_of(name) == split
+
+
+@pytest.mark.parametrize(
+    ("images", "maps", "options"),
+    [
+        (["a/1.jpg", "2.jpg"], ["a/1.png", "2.png"], {}),
+        (["1.jpg", "2.jpg"], ["1.tif", "2.tif"], {"label_suffix": ".tif"}),
+        (["1.jpg", "10.jpg"], ["1_m.png", "10_m.png"], {"label_suffix": "_m.png"}),
+        (["x_rgb.png", "y_rgb.png"], ["x_id.png", "y_id.png"], {"image_suffix": "_rgb.png", "label_suffix": "_id.png"}),
+        (["img1.jpg", "img2.jpg"], ["gt1.png", "gt2.png"], {"image_prefix": "img", "label_prefix": "gt"}),
+        (["1.jpg", "2.jpg", "3.jpg"], ["1.png"], None),
+        (["a/1.jpg"], ["b/1.png"], None),
+        ([], ["1.png"], None),
+    ],
+)
+def test_names_of_images_and_maps(images: list[str], maps: list[str], options: dict[str, str] | None) -> None:
+    found = match_names(images, maps)
+    if found is None or "image_prefix" not in found:
+        assert found == options
+    else:
+        assert options is not None and found.items() >= options.items()
+
+
+CLASSES = (["a", "b"], [])
+
+
+@pytest.mark.parametrize(
+    ("gray", "names", "options"),
+    [
+        ({0, 1, 2}, None, {"classes": ["class_0", "class_1", "class_2"]}),
+        ({0, 255}, None, {"classes": ["background", "object"], "values": {"background": [0], "object": [255]}}),
+        ({0, 255}, (["cell"], []), {"classes": ["background", "cell"], "values": {"background": [0], "cell": [255]}}),
+        ({0, 1, 255}, CLASSES, {"classes": ["a", "b"]}),
+        ({1, 2}, CLASSES, {"classes": ["a", "b"], "reduce_zero_label": True}),
+        ({0, 1, 2}, CLASSES, {"classes": ["background", "a", "b"]}),
+        ({0, 100}, None, {"classes": ["class_0", "class_1"], "values": {"class_0": [0], "class_1": [100]}}),
+        ({0, 3}, CLASSES, "maps has the value 3, and names.txt has names for 0 to 1 only"),
+        ({*range(0, 200, 3)}, None, "maps: 1 maps have 67 different gray values, up to 198"),
+    ],
+)
+def test_classes_of_values(gray: set[int], names: Any, options: dict[str, Any] | str) -> None:
+    found = MapValues(opened=1, gray=gray)
+    given = None if names is None else (names, "names.txt")
+    if isinstance(options, str):
+        with pytest.raises(UnreadableLayout, match=options):
+            class_options("maps", found, given)
+    else:
+        assert class_options("maps", found, given)[0] == options
