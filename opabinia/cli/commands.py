@@ -20,6 +20,7 @@ from opabinia.cli import (
     export,
     extract,
     merge,
+    plan,
     predict,
     replay,
     report,
@@ -81,6 +82,7 @@ def options(
 
 
 app.command("train")(train.train)
+app.command("plan")(plan.plan)
 app.command("sweep")(sweep.sweep)
 app.command("eval")(evaluate.evaluate)
 app.command("replay")(replay.replay)

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from opabinia.cli.errors import leave, option_error, report_errors
-from opabinia.cli.folder_recipes import check_no_data
 from opabinia.cli.options import (
     AsJson,
     ElasticNodes,
@@ -26,6 +25,7 @@ from opabinia.cli.options import (
     RunsFolder,
 )
 from opabinia.cli.outcome import words_of
+from opabinia.cli.plan import Budget, LayoutOption, TaskOption, planned_recipe
 from opabinia.cli.processes import layout, run_in_many
 from opabinia.runtime.quiet import quiet_terminal
 from opabinia.runtime.slurm import is_step, launched_rank
@@ -54,10 +54,15 @@ def train(
     node_rank: NodeRank = None,
     rdzv_endpoint: Endpoint = None,
     max_restarts: MaxRestarts = 3,
+    budget: Budget = None,
+    task: TaskOption = None,
+    layout_name: LayoutOption = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Train a recipe.
+    """Train a recipe, or on a folder of data with a recipe that is planned for it (opabinia plan).
+
+    opabinia train path/to/data --budget 30m
 
     opabinia train classification/digits
 
@@ -76,7 +81,8 @@ def train(
     opabinia train classification/digits --nproc auto --nnodes 2 --node-rank 0 --rdzv-endpoint node0:29500
     """
     with report_errors(), quiet_terminal(quiet):
-        check_no_data(recipe)
+        plan_options = {"--budget": budget, "--task": task, "--layout": layout_name}
+        recipe = planned_recipe(recipe, plan_options, overrides or [], out, name, resume)
         many = layout(nproc, nnodes, node_rank, rdzv_endpoint, max_restarts)
         if seeds is not None:
             from opabinia.cli.sweep import train_seeds

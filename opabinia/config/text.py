@@ -46,6 +46,19 @@ def dump_with_references(config: Mapping[str, Any]) -> str:
     )
 
 
+def flow(value: Any) -> str:
+    """Return a value as one line of YAML, such as ``{name: adamw, lr: 0.001}``."""
+    text: str = yaml.dump(
+        _escape(plain(value)),
+        Dumper=_Dumper,
+        sort_keys=False,
+        allow_unicode=True,
+        width=10**9,
+        default_flow_style=True,
+    )
+    return text.removesuffix("\n").removesuffix("\n...")
+
+
 class _Dumper(yaml.SafeDumper):
     """Quotes texts that our YAML 1.2 reader would read as another type."""
 

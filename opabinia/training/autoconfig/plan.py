@@ -1,0 +1,268 @@
+"""From a folder of data to a recipe: look, split, profile, measure, choose, write."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from opabinia.config import ConfigError, Problem, catalog, check, compose, register
+from opabinia.config import build as build_config
+from opabinia.contracts import Source, SourcePart
+from opabinia.data.layouts import recognize
+from opabinia.data.layouts.layout import Layout, Section, TaskName
+from opabinia.data.profile import DatasetProfile, profile_dataset
+from opabinia.data.splitting import choose_validation, write_split
+from opabinia.models.weights.packages import available_weights
+from opabinia.runtime.durations import format_seconds
+from opabinia.runtime.files import write_atomic
+from opabinia.runtime.json_files import read_json
+from opabinia.runtime.log import log
+from opabinia.runtime.text import plural
+from opabinia.runtime.version import __version__
+from opabinia.training.autoconfig.choices import Choice, Chosen, Datasets, choose
+from opabinia.training.autoconfig.probe import measure
+from opabinia.training.autoconfig.recipe import recipe_config, recipe_text
+from opabinia.training.autoconfig.rules import with_speed
+from opabinia.training.autoconfig.situation import Machine, Situation, Speed
+
+VERSION = 1
+"""Version of the rules: another one may choose other values."""
+
+ROUNDS = 3
+"""Measurements at most: of the recipe from assumed speeds, and of those that earlier measurements lead to."""
+
+SPLIT, FACTS = ".split.json", ".plan.json"
+"""Endings of the files beside the recipe."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SavedPlan:
+    """What a plan was made from, as saved beside the recipe: ``opabinia plan RECIPE --explain`` reads it.
+
+    Attributes:
+        version: :data:`VERSION`.
+        opabinia: version of the package.
+        situation: all that the rules know.
+        data: sections of the sources.
+    """
+
+    version: int
+    opabinia: str
+    situation: Situation
+    data: Datasets
+
+
+@register.command
+def opened_source(*, source: SourcePart) -> Source:
+    """Return a source by itself.
+
+    Args:
+        source: its section.
+    """
+    return source
+
+
+def open_source(section: Section) -> Source:
+    """Open a source.
+
+    Raises:
+        ConfigError: its files are missing or damaged.
+    """
+    tree = compose({"source": section})
+    parts = catalog()
+    source: Source = build_config(check(tree, parts, "opened_source").config, parts, "opened_source")()
+    return source
+
+
+def plan(
+    data: str,
+    out: Path,
+    *,
+    budget: float,
+    machine: Machine,
+    task: TaskName | None = None,
+    layout: str | None = None,
+    overrides: Sequence[str] = (),
+    search: Callable[[Chosen], Chosen] | None = None,
+) -> SavedPlan:
+    """Plan a recipe and write it, with the files that it needs beside it.
+
+    Args:
+        data: a folder, file or URL.
+        out: file of the recipe.
+        budget: seconds of training with its evaluations.
+        machine: the machine that trains.
+        task: the task, where the data allows several.
+        layout: the layout, where the data has several.
+        overrides: ``key=value``, changes to the recipe that will be made.
+
+    Raises:
+        ConfigError: the data is not recognized, has several readings, or cannot be read.
+    """
+    reading = recognize(data, task=task, layout=layout)
+    log.info("data    %s", reading.description)
+    for note in reading.notes:
+        log.info("note    %s", note)
+    train = open_source(reading.train)
+    train, datasets = _with_validation(reading, train, out)
+    val = None if datasets.val is None else open_source(datasets.val)
+    profile = profile_dataset(train, val, task=reading.task)
+    log.info("        %s", describe_profile(profile))
+    weights = tuple(available_weights())
+    situation = Situation(task=reading.task, profile=profile, machine=machine, budget=budget, weights=weights)
+    del train, val
+    situation, chosen = _measured(situation, datasets, overrides)
+    saved = SavedPlan(version=VERSION, opabinia=__version__, situation=situation, data=datasets)
+    write_plan(saved, chosen, out, data)
+    return saved
+
+
+def _with_validation(reading: Layout, train: Source, out: Path) -> tuple[Source, Datasets]:
+    """Return the training source and all sections, with a part of the training data held out if there is no other."""
+    if reading.val is not None:
+        sections = Datasets(train=reading.train, val=reading.val, reason=reading.description, classes=reading.classes)
+        return train, sections
+    indices = choose_validation(train)
+    if not len(indices):
+        log.warning("%s are too few to hold some out: the run has no scores", plural(len(train), "sample"))
+        return train, Datasets(train=reading.train, val=None, reason=reading.description, classes=reading.classes)
+    file = out.with_suffix(SPLIT)
+    write_split(file, train, indices)
+    train_section, val_section = (
+        {"name": "subset", "source": dict(reading.train), "file": str(file), "split": name} for name in ("train", "val")
+    )
+    reason = f"{reading.description}; {len(indices)} of {plural(len(train), 'sample')} are held out for validation"
+    log.info("split   %d of %s are held out for validation: %s", len(indices), plural(len(train), "sample"), file)
+    sections = Datasets(train=train_section, val=val_section, reason=reason, classes=reading.classes)
+    return open_source(train_section), sections
+
+
+def _measured(situation: Situation, data: Datasets, overrides: Sequence[str]) -> tuple[Situation, Chosen]:
+    """Choose and measure, until the chosen network and image size are those that were measured."""
+    chosen = choose(situation, data)
+    for _ in range(ROUNDS if situation.machine.here else 0):
+        speed = measure(chosen, overrides)
+        log.info("speed   %s", describe_speed(speed))
+        situation = with_speed(situation, speed)
+        chosen = choose(situation, data)
+        if any((known.model, known.size) == (chosen.model, chosen.size) for known in situation.speeds):
+            break
+    return situation, chosen
+
+
+def describe_speed(speed: Speed) -> str:
+    """Return a measurement as text."""
+    return f"{speed.model} at {speed.size} pixels: {1 / speed.train:.3g} samples/s in training"
+
+
+def describe_profile(profile: DatasetProfile) -> str:
+    """Return the most important facts as one line."""
+    parts = [f"{plural(profile.samples, 'sample')} to train, {profile.val_samples} to validate"]
+    if profile.classes:
+        parts.append(f"{len(profile.classes)} classes")
+    if profile.short_sides is not None:
+        parts.append(f"shorter sides {profile.short_sides[0]:.0f} to {profile.short_sides[4]:.0f} pixels")
+    if profile.object_sides is not None:
+        parts.append(f"objects {profile.object_sides[1]:.0f} to {profile.object_sides[3]:.0f} pixels (nine of ten)")
+    return ", ".join(parts)
+
+
+def write_plan(saved: SavedPlan, chosen: Chosen, out: Path, data: str) -> None:
+    """Write the recipe and the facts behind it."""
+    situation = saved.situation
+    heading = [
+        f"opabinia train {out}",
+        f"Planned by Opabinia {saved.opabinia} (rules {saved.version}) for {data}: {describe_profile(situation.profile)};"
+        f" {format_seconds(situation.budget)} on {situation.machine.name}.",
+        f"Change what you like; `opabinia plan {out} --explain KEY` prints the rule behind a value.",
+    ]
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(out, recipe_text(chosen, heading))
+    write_atomic(out.with_suffix(FACTS), json.dumps(asdict(saved), indent=1) + "\n")
+
+
+def read_plan(recipe: Path) -> SavedPlan:
+    """Read what a recipe was planned from.
+
+    Raises:
+        ConfigError: it was not planned, or by other rules.
+    """
+    file = recipe.with_suffix(FACTS)
+    if not file.is_file():
+        message = f"was not written by `opabinia plan`: there is no {file}"
+        raise ConfigError(Problem("command line", "", f"{recipe} {message}"))
+    saved = read_json(file, SavedPlan)
+    if saved.version != VERSION:
+        message = f"was planned by rules {saved.version}, and these are rules {VERSION}; plan it again"
+        raise ConfigError(Problem(str(file), "version", message))
+    return saved
+
+
+# --- explanations -----------------------------------------------------------------------------------------------------
+
+
+def explain(saved: SavedPlan, key: str) -> str:
+    """Return the value of a key, the rule behind it, and which changed facts would lead to another value.
+
+    Raises:
+        ConfigError: the plan does not set the key.
+    """
+    from opabinia.config.errors import listing, nearest
+    from opabinia.training.autoconfig.rules import RULES
+
+    choices = {choice.key: choice for choice in choose(saved.situation, saved.data).choices}
+    if key not in choices:
+        keys = list(choices)
+        message = f"the plan does not set {key}"
+        raise ConfigError(Problem("command line", "--explain", message, "", nearest(key, keys), f"keys: {listing(keys)}"))
+    choice = choices[key]
+    lines = [f"{key}: {choice.value}"]
+    if choice.reason:
+        lines.append(f"reason: {choice.reason}")
+    if choice.rule:
+        rule = RULES[choice.rule]
+        lines += [f"rule: {rule.text}", f"source: {rule.source}"]
+    lines += [f"with {change}: {value}" for change, value in _alternatives(saved, choice)]
+    return "\n".join(lines)
+
+
+def _alternatives(saved: SavedPlan, choice: Choice) -> list[tuple[str, Any]]:
+    """Return the values of a key after each of some changes to the situation, where they differ."""
+    situation, profile = saved.situation, saved.situation.profile
+
+    def scaled(name: str, factor: float) -> DatasetProfile:
+        value = getattr(profile, name)
+        if isinstance(value, tuple):
+            return replace(profile, **{name: tuple(item * factor for item in value)})
+        return replace(profile, **{name: max(1, int(value * factor))})
+
+    changes: Mapping[str, Situation] = {
+        "half the budget": replace(situation, budget=situation.budget / 2),
+        "four times the budget": replace(situation, budget=situation.budget * 4),
+        "a quarter of the samples": replace(situation, profile=scaled("samples", 0.25)),
+        "ten times the samples": replace(situation, profile=scaled("samples", 10)),
+        **{
+            f"{what} {how} as large": replace(situation, profile=scaled(name, factor))
+            for name, what in (("short_sides", "images"), ("object_sides", "objects"))
+            for how, factor in (("half", 0.5), ("twice", 2.0))
+            if getattr(profile, name) is not None
+        },
+        "no ImageNet weights": replace(situation, weights=()),
+        "a GPU with 24 GiB": replace(
+            situation, machine=Machine(device="cuda", gpus=1, memory=24 * 2**30, cores=8, name="a GPU", here=False), speeds=()
+        ),
+    }  # fmt: skip
+    found = []
+    for change, changed in changes.items():
+        values = {other.key: other.value for other in choose(changed, saved.data).choices}
+        if values.get(choice.key) != choice.value:
+            found.append((change, values.get(choice.key, "not set")))
+    return found
+
+
+def config_of_plan(saved: SavedPlan) -> dict[str, Any]:
+    """Return the planned recipe as plain data."""
+    return recipe_config(choose(saved.situation, saved.data))

@@ -1,0 +1,128 @@
+"""The speed of a planned recipe on this machine, from a few steps and a few batches of evaluation."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Literal
+
+import torch
+
+from opabinia.contracts import Batch, Clock, GlobalBatch, ParallelTask, Run, Scalars, Step, Task
+from opabinia.runtime.device import autocast
+from opabinia.training.autoconfig.choices import Chosen
+from opabinia.training.autoconfig.recipe import recipe_config
+from opabinia.training.autoconfig.situation import Speed
+from opabinia.training.autotune import autotune
+from opabinia.training.device_times import synchronize
+from opabinia.training.measurement import Measurement, MeasurementDone, run_measurement
+from opabinia.training.run_folder import build_parts, resolve
+
+WARM_UP = 3
+"""Steps that are not measured: workers start, the allocator finds its sizes."""
+MOST_STEPS, MOST_SECONDS = 40, 8.0
+"""The measurement ends after these steps or seconds, whichever comes first, and not before two steps."""
+
+
+def measure(chosen: Chosen, overrides: Sequence[str] = ()) -> Speed:
+    """Train some steps of a recipe in a temporary folder, then predict some batches.
+
+    Args:
+        chosen: the recipe.
+        overrides: ``key=value``, changes to it.
+
+    Raises:
+        ConfigError: the recipe does not fit the data.
+    """
+    resolved = resolve(recipe_config(chosen), overrides)
+    build = partial(build_parts, resolved)
+    parts = build(**autotune(resolved.config["data"], build)).keywords
+    parts = {**parts, "hooks": {}, "ema": None}
+    probe = _Probe(parts["train"].precision)
+    run_measurement(parts, probe, log_every=10**9)
+    return Speed(model=chosen.model, size=chosen.size, train=probe.train, evaluate=probe.evaluate)
+
+
+class _ObservedStep:
+    """A step that keeps its last batch and counts samples.
+
+    Args:
+        step: the step.
+
+    Attributes:
+        batch: the last one, on its device.
+        samples: number of samples so far.
+    """
+
+    def __init__(self, step: Step) -> None:
+        self._step, self.optimizer = step, step.optimizer
+        self.batch: Batch = {}
+        self.samples = 0
+
+    def __call__(
+        self, batch: Batch, global_batch: GlobalBatch, clock: Clock, after_backward: Callable[[], None]
+    ) -> Scalars:
+        self.batch = batch
+        self.samples += global_batch.count
+        return self._step(batch, global_batch, clock, after_backward)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._step.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._step.load_state_dict(state)
+
+
+class _Probe(Measurement):
+    """Measures seconds per sample.
+
+    Args:
+        precision: of forward passes.
+
+    Attributes:
+        train, evaluate: seconds per sample; see :class:`Speed`.
+    """
+
+    def __init__(self, precision: Literal["fp32", "bf16", "fp16"]) -> None:
+        self._precision = precision
+        self.train = self.evaluate = 0.0
+
+    def make_step(self, make: Callable[..., Step], task: Task | ParallelTask, *others: Any) -> Step:
+        self._step = _ObservedStep(make(task, *others))
+        return self._step
+
+    def after_step(self, run: Run) -> None:
+        """Begin after the warm-up; end after enough steps.
+
+        Raises:
+            MeasurementDone: everything is measured.
+        """
+        device = next(run.task.parameters()).device
+        measured = run.clock.step - WARM_UP
+        if measured == 0:
+            synchronize(device)
+            self._started, self._first_samples = time.perf_counter(), self._step.samples
+        elif measured >= 2:
+            seconds = time.perf_counter() - self._started
+            if seconds > MOST_SECONDS or measured >= MOST_STEPS or run.clock.step == run.clock.total_steps:
+                synchronize(device)
+                self.train = (time.perf_counter() - self._started) / (self._step.samples - self._first_samples)
+                self.evaluate = self._evaluation(run.task, device)
+                raise MeasurementDone
+
+    def _evaluation(self, task: Task, device: torch.device) -> float:
+        """Return the seconds per sample of predictions for the last batch, the better of two."""
+        batch = self._step.batch
+        if "image" not in batch and "video" not in batch:
+            return self.train / 3  # a batch of views
+        task.eval()
+        seconds = []
+        with torch.no_grad(), autocast(device, self._precision):
+            for _ in range(2):
+                started = time.perf_counter()
+                task.predict(batch)
+                synchronize(device)
+                seconds.append(time.perf_counter() - started)
+        task.train()
+        return min(seconds) / len(batch["id"])

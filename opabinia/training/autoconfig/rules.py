@@ -1,0 +1,360 @@
+"""The rules of a plan: small pure functions from what is known to one value and the reason for it.
+
+Every rule is registered with its source, a paper or a measurement of ours, and docs/planning.md lists them all. No rule
+names a dataset. :mod:`opabinia.training.autoconfig.choices` joins them to the recipe of each task.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, TypeVar
+
+from opabinia.data.profile import DatasetProfile
+from opabinia.runtime.durations import format_seconds
+from opabinia.runtime.text import plural
+from opabinia.training.autoconfig.situation import Machine, Situation, Speed
+
+
+class Value(NamedTuple):
+    """A value of the recipe and the reason for it.
+
+    Attributes:
+        value: plain data.
+        reason: half a sentence, with the numbers that decide.
+    """
+
+    value: Any
+    reason: str
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A registered rule.
+
+    Attributes:
+        name: what it decides.
+        text: its docstring, on one line.
+        source: a paper, or a measurement of ours.
+    """
+
+    name: str
+    text: str
+    source: str
+
+
+RULES: dict[str, Rule] = {}
+"""All rules by the name of their function."""
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def rule(source: str) -> Callable[[_F], _F]:
+    """Register a function as a rule; ``source`` is that of its numbers."""
+
+    def add(function: _F) -> _F:
+        name = function.__name__
+        text = " ".join(inspect.cleandoc(function.__doc__ or "").partition("\n\n")[0].split())
+        RULES[name] = Rule(name.replace("_", " "), text, source)
+        return function
+
+    return add
+
+
+OURS = "measured: benchmarks/planning.py"
+
+
+@dataclass(frozen=True)
+class Network:
+    """A backbone that a plan may choose.
+
+    Attributes:
+        model: its name in timm.
+        cost: seconds of a training step at 224 pixels, relative to ``tf_efficientnet_lite0``.
+        options: keyword arguments for timm.
+        pretrained: whether ImageNet weights are at hand.
+        lr: learning rate of AdamW for batches of 32.
+    """
+
+    model: str
+    cost: float
+    options: dict[str, Any] | None = None
+    pretrained: bool = True
+    lr: float = 5e-4
+
+
+COSTS = {
+    "tf_efficientnet_lite0": 1.0,
+    "tf_efficientnet_lite1": 1.5,
+    "tf_efficientnet_lite2": 1.9,
+    "mobilenetv3_large_100": 0.7,
+    "efficientnet_b0": 1.3,
+    "resnet18": 1.3,
+    "resnet34": 2.3,
+    "resnet50": 3.5,
+    "convnext_tiny": 4.5,
+    "vit_small_patch16_224": 4.5,
+    "convnext_small": 8.0,
+    "convnext_base": 14.0,
+}
+"""Relative seconds of a training step: measured on two CPU cores for the first three, from published multiply-adds for
+the others."""
+
+NARROW = Network(
+    "resnet10t", 0.35, {"stem_width": 16, "channels": [32, 64, 128, 256]}, pretrained=False, lr=2e-3
+)
+"""For training from scratch on a CPU."""
+SCRATCH = Network("resnet18", COSTS["resnet18"], pretrained=False, lr=1e-3)
+
+REFERENCE_SIZE = 224
+CPU_SECONDS, GPU_SECONDS = 0.16, 0.0016
+"""Assumed seconds of a training step per sample of ``tf_efficientnet_lite0`` at 224 pixels on one CPU core and on one
+GPU: for the first probe, and for machines that are not at hand."""
+
+TINY_IMAGES = 64
+"""Pixels: images with a shorter side below this have too little detail for networks made for 224 pixels."""
+
+
+def is_tiny(profile: DatasetProfile) -> bool:
+    """Return whether most images are smaller than :data:`TINY_IMAGES`."""
+    return profile.short_sides is not None and profile.short_sides[2] < TINY_IMAGES
+
+
+# --- time -------------------------------------------------------------------------------------------------------------
+
+
+def assumed_speed(machine: Machine) -> Speed:
+    """Return a cautious guess of the speed of a machine that was not measured."""
+    seconds = GPU_SECONDS if machine.has_gpu else CPU_SECONDS / machine.cores
+    seconds /= machine.ranks
+    return Speed(model="tf_efficientnet_lite0", size=REFERENCE_SIZE, train=seconds, evaluate=seconds / 3)
+
+
+def predicted_speed(situation: Situation, network: Network, size: int) -> Speed:
+    """Return the speed of a network at an image size: of the measurement of this network with the nearest size, else
+    of the last measurement, in proportion to the pixels and to the costs of the networks."""
+    known = situation.speeds or (assumed_speed(situation.machine),)
+    same = [speed for speed in known if speed.model == network.model]
+    nearest = min(same or known[-1:], key=lambda speed: abs(math.log(speed.size / size)))
+    costs = {**COSTS, NARROW.model: NARROW.cost}
+    factor = (network.cost / costs.get(nearest.model, 1.0)) if not same else 1.0
+    factor *= (size / nearest.size) ** 2
+    return Speed(model=network.model, size=size, train=nearest.train * factor, evaluate=nearest.evaluate * factor)
+
+
+TRAINING_SHARE = 0.8
+"""Share of the budget that training may take where evaluations are not yet planned."""
+
+
+def affordable_samples(situation: Situation, network: Network, size: int) -> float:
+    """Return how many samples can be trained on within the budget."""
+    return TRAINING_SHARE * situation.budget / predicted_speed(situation, network, size).train
+
+
+# --- network and image size -------------------------------------------------------------------------------------------
+
+
+@rule("ImageNet transfer: Kornblith et al. 2019; " + OURS)
+def networks(situation: Situation) -> list[Network]:
+    """Backbones that may be chosen, the most accurate first: those with ImageNet weights at hand, and for tiny images
+    or without weights a ResNet from scratch, narrow on a CPU."""
+    scratch = SCRATCH if situation.machine.has_gpu else NARROW
+    if is_tiny(situation.profile):
+        return [scratch]
+    found = [Network(name, COSTS[name]) for name in situation.weights if name in COSTS]
+    return sorted(found, key=lambda network: -network.cost) or [scratch]
+
+
+class Capacity(NamedTuple):
+    """A network and an image size."""
+
+    network: Network
+    size: int
+    reason: str
+
+
+def sizes_up_to(largest: int, smallest: int = 64) -> list[int]:
+    """Return the image sizes that are tried, the largest first: multiples of 32."""
+    return list(range(max(smallest, largest // 32 * 32), smallest - 1, -32))
+
+
+@rule("progressive sizes: Touvron et al. 2019 (FixRes), Tan and Le 2021; " + OURS)
+def capacity(situation: Situation, largest: int, epochs: float, samples: float, smallest: int = 64) -> Capacity:
+    """Backbone and image size: the largest size, and then the most accurate network, with which the budget allows
+    enough epochs and samples; the smallest of both if none does."""
+    needed = max(epochs * situation.profile.samples, samples)
+    candidates = networks(situation)
+    options = [(network, size) for network in candidates for size in sizes_up_to(largest, smallest)]
+    # Pixels first: at equal cost a light network with large images is the better one.
+    options.sort(key=lambda option: (-predicted_speed(situation, option[0], option[1]).train, -option[1]))
+    fitting = [option for option in options if affordable_samples(situation, *option) >= needed]
+    network, size = fitting[0] if fitting else options[-1]
+    count = affordable_samples(situation, network, size)
+    possible = count / max(1, situation.profile.samples)
+    budget = format_seconds(situation.budget)
+    if fitting and (network, size) == options[0]:
+        reason = f"the largest that is tried; {budget} are enough for {possible:.3g} epochs"
+    elif fitting:
+        reason = f"the largest with which {budget} are enough for {possible:.3g} epochs ({needed:,.0f} samples are wanted)"
+    else:
+        reason = f"the smallest: {budget} are enough for {possible:.2g} epochs only"
+    return Capacity(network, size, reason)
+
+
+def round_up(value: float, step: int) -> int:
+    """Return the next multiple of ``step``."""
+    return step * math.ceil(value / step)
+
+
+@rule("the network sees no more detail than the images have")
+def largest_size(profile: DatasetProfile, limit: int) -> int:
+    """The largest useful size of square images: the median shorter side, at least 96 and at most ``limit``."""
+    if profile.short_sides is None:
+        return limit
+    return min(limit, max(96, round_up(profile.short_sides[2], 32)))
+
+
+@rule("small objects need 16 pixels to be found at stride 8: Lin et al. 2017 (FPN), Singh and Davis 2018 (SNIP)")
+def detection_size(profile: DatasetProfile, limit: int) -> Value:
+    """The shorter side of images for detectors: so that nine of ten objects are at least 24 pixels wide, not larger
+    than the images and at most ``limit``."""
+    if profile.object_sides is None or profile.short_sides is None:
+        return Value(limit, "the sizes of the objects are unknown")
+    short, small = profile.short_sides[2], max(1.0, profile.object_sides[1])
+    wanted = 24 * short / small
+    size = int(min(limit, round_up(min(wanted, short), 32)))
+    share = small * size / short
+    return Value(max(64, size), f"nine of ten objects are wider than {share:.0f} pixels at this size")
+
+
+# --- batch, learning rate, length -------------------------------------------------------------------------------------
+
+
+@rule("small batches generalize better: Keskar et al. 2017; memory: opabinia benchmark --memory")
+def batch_size(situation: Situation, samples: float, most: int, floor: int = 4) -> Value:
+    """Samples of a step: a power of two, so that the run has at least about 300 steps and an epoch at least 8."""
+    profile = situation.profile
+    limit = min(samples / 300, profile.samples / 8)
+    size = 2 ** int(math.log2(max(floor, min(most * situation.machine.ranks, limit))))
+    return Value(size, f"{samples / size:,.0f} steps within the budget, {profile.samples / size:.3g} in an epoch")
+
+
+@rule("square root scaling with Adam: Krizhevsky 2014, Malladi et al. 2022; " + OURS)
+def learning_rate(network: Network, batch: int) -> Value:
+    """Peak learning rate of AdamW: that of the network for batches of 32, times the square root of the ratio."""
+    rate = float(f"{network.lr * math.sqrt(batch / 32):.2g}")
+    start = "fine-tuning from ImageNet weights" if network.pretrained else "training from scratch"
+    return Value(rate, f"{start} with batches of {batch}")
+
+
+LONGEST = 300
+"""Epochs after which more rarely help."""
+
+
+class Schedule(NamedTuple):
+    """Steps of a run and when it is evaluated."""
+
+    steps: int
+    evaluations: int
+    reason: str
+
+
+@rule("cosine schedule to the end of the budget: Loshchilov and Hutter 2017; Li et al. 2020 (budgeted training)")
+def schedule(situation: Situation, speed: Speed, batch: int) -> Schedule:
+    """Steps within the budget, after subtracting the evaluations, which take at most a tenth of it; at most 300 epochs
+    and at least 20 steps."""
+    profile = situation.profile
+    evaluation = speed.evaluate * profile.val_samples + 1.0
+    epochs = situation.budget * 0.9 / (speed.train * profile.samples)
+    count = int(min(10, max(1, epochs), max(1, 0.1 * situation.budget / evaluation)))
+    seconds = 0.95 * situation.budget - count * evaluation
+    longest = LONGEST * max(1, profile.samples // batch)
+    steps = max(20, min(int(seconds / (speed.train * batch)), longest))
+    reason = f"{speed.train * batch:.3g} s per step and {plural(count, 'evaluation')} of {evaluation:.0f} s"
+    if steps == longest:
+        reason = f"{LONGEST} epochs: more rarely help"
+    return Schedule(steps, count, f"{reason} in {format_seconds(situation.budget)}")
+
+
+@rule("Morales-Brotons et al. 2024; the average spans the last tenth of the run")
+def ema_decay(steps: int) -> Value | None:
+    """Decay of the moving average of the weights, by the number of steps; none below 100 steps."""
+    if steps < 100:
+        return None
+    return Value(round(max(0.9, min(0.9998, 1 - 20 / steps)), 4), f"an average over the last twentieth of {steps} steps")
+
+
+@rule("Goyal et al. 2017: warm-up of a few epochs; a tenth of a short run")
+def warmup(steps: int) -> Value:
+    """Steps of linear warm-up: a tenth of the run, at most 500."""
+    return Value(f"{max(5, min(500, steps // 10))}it", "a tenth of the run, at most 500 steps")
+
+
+# --- augmentation -----------------------------------------------------------------------------------------------------
+
+_MIRRORED = re.compile(r"\b(left|right|links|rechts|gauche|droite|izquierda|derecha)\b", re.IGNORECASE)
+
+
+@rule("a mirrored character is another one or none")
+def mirroring(classes: Sequence[str]) -> Value:
+    """Whether images are mirrored: not if classes are single characters, numbers, or name a side."""
+    names = [name.replace("_", " ") for name in classes]
+    single = [name for name in names if len(name) == 1 or name.isdigit()]
+    sided = [name for name in names if _MIRRORED.search(name)]
+    if names and len(single) >= len(names) / 2:
+        return Value(0.0, f"classes such as {single[0]!r} may be characters; 0.5 if a mirrored image keeps its class")
+    if sided:
+        return Value(0.0, f"the class {sided[0]!r} names a side")
+    return Value(0.5, "no class names a side or a character; 0 if a mirrored image has another class")
+
+
+@rule("stronger augmentation for longer training and fewer samples: Cubuk et al. 2020, Wightman et al. 2021; " + OURS)
+def augmentation_strength(epochs: float, samples_per_class: float) -> int:
+    """How much images are changed, 0 to 2: by the number of times that each is seen, and one more for classes of less
+    than 50 images."""
+    return min(2, (epochs >= 4) + (epochs >= 15) + (samples_per_class < 50 and epochs >= 4))
+
+
+@rule("Gupta et al. 2019 (LVIS); Kang et al. 2020 (decoupling)")
+def needs_balancing(per_class: Sequence[int]) -> Value | None:
+    """Whether rare classes are drawn more often: if the largest class has more than 20 times as many samples as the
+    smallest."""
+    counts = [count for count in per_class if count]
+    if len(counts) < 2 or max(counts) <= 20 * min(counts):
+        return None
+    return Value(True, f"classes have {min(counts)} to {max(counts)} samples")
+
+
+# --- identities and videos --------------------------------------------------------------------------------------------
+
+
+@rule("P x K sampling: Hermans et al. 2017; K at most the median number of images")
+def instances(profile: DatasetProfile) -> Value:
+    """Images of an identity in a batch: 8, 4 or 2, not more than the median identity has."""
+    median = 4.0 if profile.images_per_identity is None else profile.images_per_identity[2]
+    count = 8 if median >= 8 else 4 if median >= 4 else 2
+    return Value(count, f"the median identity has {median:.0f} images")
+
+
+def image_shape(profile: DatasetProfile, size: int) -> tuple[int, int]:
+    """Return height and width of images as tall or wide as the median one, with about the area of a square of this
+    size; multiples of 32."""
+    aspect = 1.0 if profile.aspects is None else max(0.4, min(2.5, profile.aspects[2]))
+    height, width = (max(32, round(size * factor / 32) * 32) for factor in (aspect**-0.5, aspect**0.5))
+    return height, width
+
+
+@rule("segments over the whole video: Wang et al. 2016 (TSN)")
+def frames(profile: DatasetProfile, machine: Machine) -> Value:
+    """Frames of a clip, spread over the video: 8, and 16 on a GPU for videos of more than 10 seconds."""
+    seconds = 0.0 if profile.seconds is None else profile.seconds[2]
+    count = 16 if machine.has_gpu and seconds > 10 else 8
+    return Value(count, f"spread over videos of {seconds:.3g} s (median)")
+
+
+def with_speed(situation: Situation, speed: Speed) -> Situation:
+    """Return the situation after another measurement."""
+    return replace(situation, speeds=(*situation.speeds, speed))

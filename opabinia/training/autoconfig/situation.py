@@ -1,0 +1,107 @@
+"""What a recipe is planned from: the data, the machine, the budget, the weights at hand, and measured speeds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from opabinia.data.layouts.layout import TaskName
+from opabinia.data.profile import DatasetProfile
+from opabinia.runtime.resources import available_memory, cores
+
+GIB = 2**30
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """The machine that trains.
+
+    Attributes:
+        device: kind of the device.
+        gpus: number of GPUs; 0 without.
+        memory: bytes of one GPU, or of the host where there is none.
+        cores: CPU cores.
+        name: of the device, for reasons.
+        here: whether it is this machine, so that speeds can be measured.
+    """
+
+    device: Literal["cpu", "cuda", "mps"]
+    gpus: int = 0
+    memory: int
+    cores: int
+    name: str
+    here: bool = True
+
+    @property
+    def has_gpu(self) -> bool:
+        """Whether the device is a GPU."""
+        return self.device != "cpu"
+
+    @property
+    def ranks(self) -> int:
+        """Number of processes that train."""
+        return max(1, self.gpus)
+
+
+def this_machine() -> Machine:
+    """Return the machine of this process."""
+    import torch  # for few commands
+
+    if torch.cuda.is_available():
+        properties = torch.cuda.get_device_properties(0)
+        count = torch.cuda.device_count()
+        return Machine(
+            device="cuda", gpus=count, memory=properties.total_memory, cores=cores(), name=f"{count} x {properties.name}"
+        )
+    if torch.backends.mps.is_available():
+        return Machine(device="mps", gpus=1, memory=available_memory(), cores=cores(), name="Apple's GPU")
+    return Machine(device="cpu", memory=available_memory(), cores=cores(), name=f"{cores()} CPU cores")
+
+
+def other_machine(gpus: int, memory: int) -> Machine:
+    """Return a machine with GPUs that is not at hand.
+
+    Args:
+        gpus: number of GPUs.
+        memory: bytes of each.
+    """
+    name = f"{gpus} x GPU with {memory / GIB:.3g} GiB"
+    return Machine(device="cuda", gpus=gpus, memory=memory, cores=8 * gpus, name=name, here=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speed:
+    """Measured seconds per sample of a model at an image size.
+
+    Attributes:
+        model: name of the backbone.
+        size: image size in pixels: the side, or the shorter side.
+        train: of a training step, with reading where that is slower.
+        evaluate: of an evaluation.
+    """
+
+    model: str
+    size: int
+    train: float
+    evaluate: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Situation:
+    """All that the rules know. Equal situations give equal recipes.
+
+    Attributes:
+        task: what is to be learned.
+        profile: facts about the data.
+        machine: the machine.
+        budget: seconds of training with its evaluations.
+        weights: timm models whose ImageNet weights are at hand without a network, the preferred ones first.
+        speeds: measurements of recipes that earlier rounds chose; empty in the first round.
+    """
+
+    task: TaskName
+    profile: DatasetProfile
+    machine: Machine
+    budget: float
+    weights: tuple[str, ...] = ()
+    speeds: tuple[Speed, ...] = ()
