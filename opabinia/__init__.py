@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from opabinia.data import Data as Data
     from opabinia.data import Stream as Stream
     from opabinia.data import ValidationStream as ValidationStream
+    from opabinia.inference.fit import fit as fit
     from opabinia.inference.load import load as load
     from opabinia.inference.predictor import Predictor as Predictor
     from opabinia.optim.ema import Ema as Ema
@@ -41,6 +42,7 @@ _MODULES = {
     "ValidationStream": "data",
     "adapt": "config",
     "evaluate": "training.launch",
+    "fit": "inference.fit",
     "load": "inference.load",
     "register": "config",
     "train": "training.launch",

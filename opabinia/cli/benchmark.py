@@ -92,11 +92,18 @@ def device_sizes(size: str | None) -> list[int]:
     Raises:
         ConfigError: it is not a size, or not one of a GPU.
     """
+    sizes = {gib * 2**30 for gib in (8, 16, 24, 48, 80)}
+    return sorted(sizes if size is None else sizes | {device_bytes(size)})
+
+
+def device_bytes(size: str) -> int:
+    """Return the bytes of a GPU's memory, such as ``24GiB``.
+
+    Raises:
+        ConfigError: it is not a size, or not one of a GPU.
+    """
     from pydantic import ByteSize, TypeAdapter, ValidationError
 
-    sizes = {gib * 2**30 for gib in (8, 16, 24, 48, 80)}
-    if size is None:
-        return sorted(sizes)
     try:
         given = int(TypeAdapter(ByteSize).validate_python(size))
     except ValidationError:
@@ -104,7 +111,7 @@ def device_sizes(size: str | None) -> list[int]:
     if not SMALLEST <= given <= LARGEST:
         message = f"{size!r} is no memory of a GPU; expected a number and a unit, such as 24GiB, from 1GiB to 1TiB"
         raise option_error("--device-memory", message)
-    return sorted(sizes | {given})
+    return given
 
 
 def show(result: Mapping[str, Any], as_json: bool, out: Path | None) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from opabinia.config.catalog import Catalog
 from opabinia.config.catalog import catalog as catalog_of
 from opabinia.config.check import Resolved, check
-from opabinia.config.compose import compose
+from opabinia.config.compose import compose, packaged_names
 from opabinia.config.datasets import validation_sets
 from opabinia.config.errors import ConfigError, Problem, listing, nearest
 from opabinia.config.references import dotted
@@ -45,6 +45,31 @@ def folder_for(recipe: str | Path, out: Path, name: str) -> Path:
 def holds_run(folder: Path) -> bool:
     """Return whether a run has begun in ``folder``."""
     return (folder / "config.yaml").exists()
+
+
+def holds_data(recipe: str) -> bool:
+    """Return whether the first argument of a command is data rather than a recipe or a run: a folder, a URL, an
+    annotation file, or YOLO's YAML file."""
+    path = Path(recipe).expanduser()
+    if recipe in packaged_names() or holds_run(path):
+        return False
+    if path.suffix in (".yaml", ".yml") and path.is_file():
+        text = path.read_text(encoding="utf-8", errors="replace")[:100_000]
+        return bool(re.search(r"^(names|nc)\s*:", text, re.MULTILINE))
+    return is_url(recipe) or path.exists()
+
+
+def data_name(data: str) -> str:
+    """Return a name for data from its path or URL, as of a recipe."""
+    path = Path(data.rstrip("/")).expanduser().absolute()
+    name = re.sub(r"[^\w.-]+", "_", path.name if path.is_dir() else path.stem).strip("._")
+    return name or "data"
+
+
+def plan_file(data: str, out: Path, name: str) -> Path:
+    """Return the recipe that is planned for data and a run of this name; its run folder is beside its folder."""
+    title = data_name(data)
+    return out / title / f"{name}.plan" / f"{title}.yaml"
 
 
 def check_not_overwritten(folder: Path) -> None:

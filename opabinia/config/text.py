@@ -31,7 +31,7 @@ def describe_source(source: Mapping[str, Any]) -> str:
 
 def dump(config: Mapping[str, Any]) -> str:
     """Return a config as YAML that :func:`compose` reads back to the same config."""
-    return dump_with_references(_escape(plain(dict(config))))
+    return dump_with_references(escape(plain(dict(config))))
 
 
 def dump_with_references(config: Mapping[str, Any]) -> str:
@@ -47,9 +47,9 @@ def dump_with_references(config: Mapping[str, Any]) -> str:
 
 
 def flow(value: Any) -> str:
-    """Return a value as one line of YAML, such as ``{name: adamw, lr: 0.001}``."""
+    """Return a value as one line of YAML, such as ``{name: adamw, lr: 0.001}``; ``${...}`` stays a reference."""
     text: str = yaml.dump(
-        _escape(plain(value)),
+        plain(value),
         Dumper=_Dumper,
         sort_keys=False,
         allow_unicode=True,
@@ -66,12 +66,12 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
-def _escape(value: Any) -> Any:
+def escape(value: Any) -> Any:
     """Escape every ``${`` in a value, so that it is not a reference."""
     if isinstance(value, dict):
-        return {key: _escape(item) for key, item in value.items()}
+        return {key: escape(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_escape(item) for item in value]
+        return [escape(item) for item in value]
     return value.replace("${", "$${") if isinstance(value, str) else value
 
 

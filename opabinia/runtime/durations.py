@@ -88,6 +88,21 @@ class Duration:
         return f"{number}{self.unit}"
 
 
+def parse_seconds(text: str, least: float = 30.0) -> float:
+    """Return the seconds of a time such as ``90s``, ``30m``, ``1.5h`` or ``2d``.
+
+    Raises:
+        ValueError: it is none, or less than ``least`` seconds.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|min|h|d)", text.strip())
+    if match is None:
+        raise ValueError(f"not a time such as 30m, 1.5h or 2d (found {text!r})")
+    seconds = float(match[1]) * {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}[match[2]]
+    if seconds < least:
+        raise ValueError(f"at least {least:g}s are needed (found {text!r})")
+    return seconds
+
+
 def format_seconds(seconds: float) -> str:
     """Return seconds as ``0:42`` or ``2:05:00``."""
     minutes, seconds = divmod(int(seconds), 60)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from opabinia.config.text import escape
 from opabinia.data.layouts.layout import Section, TaskName
 from opabinia.training.autoconfig import rules
 from opabinia.training.autoconfig.rules import Network, Value
-from opabinia.training.autoconfig.situation import Situation, Speed
+from opabinia.training.autoconfig.situation import Situation
 
 
 class Choice(NamedTuple):
@@ -75,11 +76,11 @@ def _choice(key: str, value: Value, rule: Callable[..., Any]) -> Choice:
 
 
 def _sources(data: Datasets) -> Iterator[Choice]:
-    yield Choice("data.train.source", dict(data.train), data.reason)
+    yield Choice("data.train.source", escape(dict(data.train)), data.reason)
     if data.val is None:
         yield Choice("data.val", None, "there is no validation data")
     else:
-        yield Choice("data.val.source", dict(data.val))
+        yield Choice("data.val.source", escape(dict(data.val)))
 
 
 def _backbone(situation: Situation, capacity: rules.Capacity, key: str = "task.backbone") -> Iterator[Choice]:
@@ -98,11 +99,12 @@ def _backbone(situation: Situation, capacity: rules.Capacity, key: str = "task.b
 
 
 class _Length(NamedTuple):
-    """Batch size, steps and evaluations of a run."""
+    """Batch size, steps and evaluations of a run, and CPU threads."""
 
     batch: int
     schedule: rules.Schedule
     epochs: float
+    threads: int | None
 
 
 def _length(situation: Situation, capacity: rules.Capacity, most: int, batch: Value | None = None) -> _Length:
@@ -111,7 +113,8 @@ def _length(situation: Situation, capacity: rules.Capacity, most: int, batch: Va
     batch = batch or rules.batch_size(situation, samples, most)
     speed = rules.predicted_speed(situation, network, size)
     schedule = rules.schedule(situation, speed, batch.value)
-    return _Length(batch.value, schedule, schedule.steps * batch.value / situation.profile.samples)
+    epochs = schedule.steps * batch.value / situation.profile.samples
+    return _Length(batch.value, schedule, epochs, speed.threads)
 
 
 def _training(
@@ -130,13 +133,17 @@ def _training(
     epochs = f"{samples / situation.profile.samples:.3g} epochs: {schedule.reason}"
     yield Choice("train.length", f"{schedule.steps}it", epochs, "schedule")
     yield Choice("train.channels_last", True)
+    if length.threads is not None:
+        yield Choice("train.num_threads", length.threads, "measured: the fastest here")
     if machine.has_gpu:
         yield Choice("train.precision", "bf16", "mixed precision: faster on GPUs, with the range of float32")
     ema = rules.ema_decay(schedule.steps)
     yield Choice("ema", None if ema is None else {"decay": ema.value}, "" if ema is None else ema.reason, "ema_decay")
     every = f"{max(1, -(-schedule.steps // schedule.evaluations))}it"
     evaluation = {"every": every, **({"weights": "ema"} if ema is not None else {})}
-    yield Choice("evaluate", evaluation, f"{schedule.evaluations} evaluations: a tenth of the budget at most", "schedule")
+    yield Choice(
+        "evaluate", evaluation, f"{schedule.evaluations} evaluations: a tenth of the budget at most", "schedule"
+    )
     if metric is not None:
         yield Choice("checkpoint.best", f"val{'_ema' if ema else ''}/{metric}")
     yield Choice("checkpoint.every", every)
@@ -159,20 +166,18 @@ def _classification(situation: Situation, data: Datasets) -> Chosen:
     length = _length(situation, capacity, most=256 if machine.has_gpu else 64)
     flip = rules.mirroring(profile.classes)
     strength = rules.augmentation_strength(length.epochs, profile.samples / max(1, len(profile.classes)))
-    cropped: list[Any] = [{"name": "RandomCrop", "size": size, "padding": [max(1, size // 12)]}]
-    resized: list[Any] = [{"name": "RandomResizedCrop", "size": size, "scale": [0.35 - 0.1 * strength, 1.0]}]
+    cropped: list[Any] = [{"name": "RandomCrop", "size": "${vars.size}", "padding": [max(1, size // 12)]}]
+    resized: list[Any] = [{"name": "RandomResizedCrop", "size": "${vars.size}", "scale": [0.35 - 0.1 * strength, 1.0]}]
     train = (cropped if is_tiny else resized) + ([{"name": "RandomHorizontalFlip"}] if flip.value else [])
     if strength == 2:
         train.append({"name": "TrivialAugmentWide"})
-    same = profile.short_sides is not None and profile.short_sides[0] == profile.short_sides[4] == size
-    val: list[Any] = [] if same else [{"name": "Resize", "size": round(size * 1.14)}, {"name": "CenterCrop", "size": size}]
     seen = f"each image is seen {length.epochs:.3g} times; mirrored: {flip.reason}"
     choices = [
-        *_sources(data),
         *_backbone(situation, capacity),
+        *_sources(data),
         Choice("vars.size", size, capacity.reason, "capacity"),
         Choice("data.train.transforms", train, seen, "augmentation_strength"),
-        Choice("data.val.transforms", val),
+        Choice("vars.enlarged", size if is_tiny else round(size * 1.14)),
         *([Choice("task.loss", {"name": "binary_cross_entropy"})] if profile.multi_label else []),
         *_balanced(situation, {"name": "weighted", "weighting": "sqrt"}),
         *_training(situation, network, length, None),
@@ -186,7 +191,9 @@ def _image_capacity(situation: Situation, limit: int) -> rules.Capacity:
     if rules.is_tiny(profile):
         assert profile.short_sides is not None
         network, size = rules.networks(situation)[0], rules.round_up(profile.short_sides[2], 4)
-        network = Network(network.model, network.cost, {**(network.options or {}), "replace_stem_pool": False}, False, 3e-3)
+        network = Network(
+            network.model, network.cost, {**(network.options or {}), "replace_stem_pool": False}, False, 3e-3
+        )
         return rules.Capacity(network, size, "the size of the images")
     pretrained = rules.networks(situation)[0].pretrained
     largest = rules.largest_size(profile, limit)
@@ -211,8 +218,6 @@ def _chosen(base: str, choices: Sequence[Choice], capacity: rules.Capacity, leng
     )
 
 
-
-
 # --- objects and pixels -----------------------------------------------------------------------------------------------
 
 
@@ -225,19 +230,19 @@ def _detection(situation: Situation, data: Datasets) -> Chosen:
     sides = [round(capacity.size * factor / 8) * 8 for factor in (0.8, 0.9, 1.0, 1.1, 1.2)]
     longest = capacity.size * 2
     flip = rules.mirroring(profile.classes)
-    resized = {"name": "resize_shortest_edge", "short_edge_length": capacity.size, "max_size": longest}
     train = [
-        {**resized, "short_edge_length": sides},
+        {"name": "resize_shortest_edge", "short_edge_length": "${vars.short}", "max_size": "${vars.longest}"},
         *([{"name": "RandomHorizontalFlip"}] if flip.value else []),
         {"name": "RandomPhotometricDistort"},
     ]
     choices = [
-        *_sources(data),
         *_backbone(situation, capacity),
+        *_sources(data),
         *_detector(situation, light),
         Choice("vars.test", capacity.size, f"{size.reason}; {capacity.reason}", "detection_size"),
+        Choice("vars.short", sides, "20 % smaller to 20 % larger"),
+        Choice("vars.longest", longest),
         Choice("data.train.transforms", train, f"mirrored: {flip.reason}", "mirroring"),
-        Choice("data.val.transforms", [resized]),
         *_balanced(situation, {"name": "repeat_factor", "threshold": 0.05}),
         *_training(situation, capacity.network, length, "AP", lr_factor=3.0),
         Choice("train.step", {"name": "standard", "clip_norm": 5.0}),
@@ -254,8 +259,11 @@ def _detector(situation: Situation, light: bool) -> Iterator[Choice]:
         detector: dict[str, Any] = {"name": name, "neck": {"name": "fpn", "channels": 64 if light else 256}}
         if light:
             detector["proposals"] = {
-                "pre_nms_topk_train": 200, "post_nms_topk_train": 100, "pre_nms_topk_test": 100, "post_nms_topk_test": 50
-            }  # fmt: skip
+                "pre_nms_topk_train": 200,
+                "post_nms_topk_train": 100,
+                "pre_nms_topk_test": 100,
+                "post_nms_topk_test": 50,
+            }
             detector["box"] = {"fc_dim": 256, "batch_size_per_image": 32}
             if name == "mask_rcnn":
                 detector["mask"] = {"num_convs": 2, "channels": 64}
@@ -273,25 +281,34 @@ def _segmentation(situation: Situation, data: Datasets) -> Chosen:
     profile, machine = situation.profile, situation.machine
     limit = 512 if machine.has_gpu else 320
     short = profile.short_sides[2] if profile.short_sides else limit
-    capacity = rules.capacity(situation, min(limit, rules.round_up(short, 32)), epochs=10.0, samples=2_000.0, smallest=96)
+    capacity = rules.capacity(
+        situation, min(limit, rules.round_up(short, 32)), epochs=10.0, samples=2_000.0, smallest=96
+    )
     size = capacity.size
     length = _length(situation, capacity, most=16)
     flip = rules.mirroring(data.classes)
     train: list[Any] = [
-        {"name": "resize_shortest_edge", "short_edge_length": [size, round(size * 1.5)], "sampling": "range", "max_size": size * 4},
-        {"name": "fixed_size_crop", "size": [size, size]},
+        {
+            "name": "resize_shortest_edge",
+            "short_edge_length": "${vars.short}",
+            "sampling": "range",
+            "max_size": size * 4,
+        },
+        {"name": "fixed_size_crop", "size": "${vars.crop}"},
         *([{"name": "RandomHorizontalFlip"}] if flip.value else []),
         {"name": "RandomPhotometricDistort"},
     ]  # fmt: skip
     choices = [
-        *_sources(data),
         *_backbone(situation, capacity),
+        *_sources(data),
         Choice(
             "vars.channels",
             256 if machine.has_gpu else 64,
             "" if machine.has_gpu else "a light decoder, since there is no GPU",
         ),
-        Choice("vars.test", round(size * 1.2), capacity.reason, "capacity"),
+        Choice("vars.crop", [size, size], capacity.reason, "capacity"),
+        Choice("vars.short", [size, round(size * 1.5)]),
+        Choice("vars.test", round(size * 1.2)),
         Choice("data.train.transforms", train, f"mirrored: {flip.reason}", "mirroring"),
         *_training(situation, capacity.network, length, "mIoU", lr_factor=2.0),
         Choice("train.step", {"name": "standard", "clip_norm": 5.0}),
@@ -300,27 +317,23 @@ def _segmentation(situation: Situation, data: Datasets) -> Chosen:
 
 
 def _panoptic(situation: Situation, data: Datasets) -> Chosen:
+    """Return the recipe of semantic segmentation with a detector and a decoder on one feature pyramid."""
     chosen = _segmentation(situation, data)
-    width = 64 if not situation.machine.has_gpu else 256
-    detector = {"name": "mask_rcnn", "neck": {"name": "fpn", "channels": width}}
-    decoder = {"name": "fpn", "neck": None, "channels": width, "norm": "batch"}
-    dropped = ("vars.channels", "checkpoint.best")
-    choices = [choice for choice in chosen.choices if choice.key not in dropped]
-    best = [choice._replace(value=choice.value.replace("mIoU", "PQ")) for choice in chosen.choices if choice.key == dropped[1]]
-    task = [
-        Choice("task.name", "panoptic"),
-        Choice("task.detector", detector, "instances, by a detector"),
-        Choice("task.decoder", decoder, "stuff, by a decoder on the same pyramid"),
-        Choice("task.losses", "_delete_"),
-    ]
-    return Chosen(
-        base=chosen.base,
-        choices=(*choices, *best, *task),
-        model=chosen.model,
-        size=chosen.size,
-        batch=chosen.batch,
-        steps=chosen.steps,
-    )
+    width = 256 if situation.machine.has_gpu else 64
+    network = {choice.key: choice.value for choice in chosen.choices if choice.key.startswith("task.backbone.")}
+    task = {
+        "name": "panoptic",
+        "backbone": {"name": "timm", **{key.rpartition(".")[2]: value for key, value in network.items()}},
+        "detector": {"name": "mask_rcnn", "neck": {"name": "fpn", "channels": width}},
+        "decoder": {"name": "fpn", "neck": None, "channels": width, "norm": "batch"},
+    }
+    choices = [Choice("task", task, "objects by a detector, stuff by a decoder, on one feature pyramid")]
+    for choice in chosen.choices:
+        if choice.key == "checkpoint.best":
+            choices.append(choice._replace(value=choice.value.replace("mIoU", "PQ")))
+        elif not choice.key.startswith(("task.", "vars.channels")):
+            choices.append(choice)
+    return replace(chosen, choices=tuple(choices))
 
 
 # --- identities, videos, images without labels ------------------------------------------------------------------------
@@ -336,16 +349,18 @@ def _reid(situation: Situation, data: Datasets) -> Chosen:
     height, width = rules.image_shape(profile, capacity.size)
     flip = rules.mirroring(profile.classes if len(profile.classes) < 2 else ())
     train = [
-        {"name": "RandomResizedCrop", "size": [height, width], "scale": [0.4, 1.0]},
+        {"name": "RandomResizedCrop", "size": "${vars.size}", "scale": [0.4, 1.0]},
         *([{"name": "RandomHorizontalFlip"}] if flip.value else []),
         {"name": "RandomApply", "p": 0.5, "transforms": [{"name": "ColorJitter", "brightness": 0.2, "contrast": 0.2}]},
         *([{"name": "random_erase"}] if length.epochs >= 10 else []),
     ]
     choices = [
-        *_sources(data),
         *_backbone(situation, capacity),
+        *_sources(data),
         Choice("vars.size", [height, width], capacity.reason, "capacity"),
-        Choice("data.train.transforms", train, f"each image is seen {length.epochs:.3g} times", "augmentation_strength"),
+        Choice(
+            "data.train.transforms", train, f"each image is seen {length.epochs:.3g} times", "augmentation_strength"
+        ),
         Choice("data.sampler", {"name": "identities", "instances": instances.value}, instances.reason, "instances"),
         *_training(situation, capacity.network, length, "mAP"),
     ]
@@ -359,8 +374,8 @@ def _video(situation: Situation, data: Datasets) -> Chosen:
     length = _length(situation, capacity, most=16)
     flip = rules.mirroring(profile.classes)
     choices = [
-        *_sources(data),
         *_backbone(situation, capacity, "task.backbone.backbone"),
+        *_sources(data),
         Choice("vars.size", capacity.size, capacity.reason, "capacity"),
         Choice("vars.frames", count.value, count.reason, "frames"),
         Choice("vars.flip", flip.value, flip.reason, "mirroring"),
@@ -375,8 +390,8 @@ def _selfsup(situation: Situation, data: Datasets) -> Chosen:
     capacity = _image_capacity(situation, 224 if machine.has_gpu else 128)
     length = _length(situation, capacity, most=256 if machine.has_gpu else 128)
     choices = [
-        *_sources(data),
         *_backbone(situation, capacity),
+        *_sources(data),
         Choice("vars.size", capacity.size, capacity.reason, "capacity"),
         Choice("vars.batch", length.batch, "contrastive losses need many other images", "batch_size"),
         *(choice for choice in _training(situation, capacity.network, length, None) if choice.key != "evaluate"),

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 from opabinia.config import ConfigError, Problem, catalog, check, compose, register
 from opabinia.config import build as build_config
+from opabinia.config.errors import nearest
 from opabinia.contracts import Source, SourcePart
 from opabinia.data.layouts import recognize
-from opabinia.data.layouts.layout import Layout, Section, TaskName
+from opabinia.data.layouts.layout import TASK_NAMES, Layout, Section, TaskName
 from opabinia.data.profile import DatasetProfile, profile_dataset
 from opabinia.data.splitting import choose_validation, write_split
 from opabinia.models.weights.packages import available_weights
@@ -22,9 +23,9 @@ from opabinia.runtime.json_files import read_json
 from opabinia.runtime.log import log
 from opabinia.runtime.text import plural
 from opabinia.runtime.version import __version__
-from opabinia.training.autoconfig.choices import Choice, Chosen, Datasets, choose
+from opabinia.training.autoconfig.choices import Chosen, Datasets, choose
 from opabinia.training.autoconfig.probe import measure
-from opabinia.training.autoconfig.recipe import recipe_config, recipe_text
+from opabinia.training.autoconfig.recipe import recipe_text
 from opabinia.training.autoconfig.rules import with_speed
 from opabinia.training.autoconfig.situation import Machine, Situation, Speed
 
@@ -86,7 +87,6 @@ def plan(
     task: TaskName | None = None,
     layout: str | None = None,
     overrides: Sequence[str] = (),
-    search: Callable[[Chosen], Chosen] | None = None,
 ) -> SavedPlan:
     """Plan a recipe and write it, with the files that it needs beside it.
 
@@ -118,6 +118,18 @@ def plan(
     saved = SavedPlan(version=VERSION, opabinia=__version__, situation=situation, data=datasets)
     write_plan(saved, chosen, out, data)
     return saved
+
+
+def check_task(task: str | None, place: str) -> TaskName | None:
+    """Return the name of a task as such; ``place``: where it was given.
+
+    Raises:
+        ConfigError: there is no such task.
+    """
+    if task is None or task in TASK_NAMES:
+        return cast("TaskName | None", task)
+    message, names = f"there is no task {task!r}", list(TASK_NAMES)
+    raise ConfigError(Problem(place, "", message, "", nearest(task, names), f"tasks: {', '.join(names)}"))
 
 
 def _with_validation(reading: Layout, train: Source, out: Path) -> tuple[Source, Datasets]:
@@ -173,10 +185,11 @@ def describe_profile(profile: DatasetProfile) -> str:
 def write_plan(saved: SavedPlan, chosen: Chosen, out: Path, data: str) -> None:
     """Write the recipe and the facts behind it."""
     situation = saved.situation
+    facts, budget = describe_profile(situation.profile), format_seconds(situation.budget)
     heading = [
         f"opabinia train {out}",
-        f"Planned by Opabinia {saved.opabinia} (rules {saved.version}) for {data}: {describe_profile(situation.profile)};"
-        f" {format_seconds(situation.budget)} on {situation.machine.name}.",
+        f"Planned by Opabinia {saved.opabinia} (rules {saved.version}) for {data}: {facts}; {budget} on "
+        f"{situation.machine.name}.",
         f"Change what you like; `opabinia plan {out} --explain KEY` prints the rule behind a value.",
     ]
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -199,70 +212,3 @@ def read_plan(recipe: Path) -> SavedPlan:
         message = f"was planned by rules {saved.version}, and these are rules {VERSION}; plan it again"
         raise ConfigError(Problem(str(file), "version", message))
     return saved
-
-
-# --- explanations -----------------------------------------------------------------------------------------------------
-
-
-def explain(saved: SavedPlan, key: str) -> str:
-    """Return the value of a key, the rule behind it, and which changed facts would lead to another value.
-
-    Raises:
-        ConfigError: the plan does not set the key.
-    """
-    from opabinia.config.errors import listing, nearest
-    from opabinia.training.autoconfig.rules import RULES
-
-    choices = {choice.key: choice for choice in choose(saved.situation, saved.data).choices}
-    if key not in choices:
-        keys = list(choices)
-        message = f"the plan does not set {key}"
-        raise ConfigError(Problem("command line", "--explain", message, "", nearest(key, keys), f"keys: {listing(keys)}"))
-    choice = choices[key]
-    lines = [f"{key}: {choice.value}"]
-    if choice.reason:
-        lines.append(f"reason: {choice.reason}")
-    if choice.rule:
-        rule = RULES[choice.rule]
-        lines += [f"rule: {rule.text}", f"source: {rule.source}"]
-    lines += [f"with {change}: {value}" for change, value in _alternatives(saved, choice)]
-    return "\n".join(lines)
-
-
-def _alternatives(saved: SavedPlan, choice: Choice) -> list[tuple[str, Any]]:
-    """Return the values of a key after each of some changes to the situation, where they differ."""
-    situation, profile = saved.situation, saved.situation.profile
-
-    def scaled(name: str, factor: float) -> DatasetProfile:
-        value = getattr(profile, name)
-        if isinstance(value, tuple):
-            return replace(profile, **{name: tuple(item * factor for item in value)})
-        return replace(profile, **{name: max(1, int(value * factor))})
-
-    changes: Mapping[str, Situation] = {
-        "half the budget": replace(situation, budget=situation.budget / 2),
-        "four times the budget": replace(situation, budget=situation.budget * 4),
-        "a quarter of the samples": replace(situation, profile=scaled("samples", 0.25)),
-        "ten times the samples": replace(situation, profile=scaled("samples", 10)),
-        **{
-            f"{what} {how} as large": replace(situation, profile=scaled(name, factor))
-            for name, what in (("short_sides", "images"), ("object_sides", "objects"))
-            for how, factor in (("half", 0.5), ("twice", 2.0))
-            if getattr(profile, name) is not None
-        },
-        "no ImageNet weights": replace(situation, weights=()),
-        "a GPU with 24 GiB": replace(
-            situation, machine=Machine(device="cuda", gpus=1, memory=24 * 2**30, cores=8, name="a GPU", here=False), speeds=()
-        ),
-    }  # fmt: skip
-    found = []
-    for change, changed in changes.items():
-        values = {other.key: other.value for other in choose(changed, saved.data).choices}
-        if values.get(choice.key) != choice.value:
-            found.append((change, values.get(choice.key, "not set")))
-    return found
-
-
-def config_of_plan(saved: SavedPlan) -> dict[str, Any]:
-    """Return the planned recipe as plain data."""
-    return recipe_config(choose(saved.situation, saved.data))

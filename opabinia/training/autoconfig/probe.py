@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
 from opabinia.contracts import Batch, Clock, GlobalBatch, ParallelTask, Run, Scalars, Step, Task
 from opabinia.runtime.device import autocast
+from opabinia.runtime.resources import cores
 from opabinia.training.autoconfig.choices import Chosen
-from opabinia.training.autoconfig.recipe import recipe_config
+from opabinia.training.autoconfig.recipe import recipe_text
 from opabinia.training.autoconfig.situation import Speed
 from opabinia.training.autotune import autotune
 from opabinia.training.device_times import synchronize
@@ -35,17 +38,26 @@ def measure(chosen: Chosen, overrides: Sequence[str] = ()) -> Speed:
     Raises:
         ConfigError: the recipe does not fit the data.
     """
-    resolved = resolve(recipe_config(chosen), overrides)
+    with tempfile.TemporaryDirectory() as folder:
+        recipe = Path(folder) / "recipe.yaml"
+        recipe.write_text(recipe_text(chosen, []), encoding="utf-8")
+        resolved = resolve(recipe, overrides)
     build = partial(build_parts, resolved)
     parts = build(**autotune(resolved.config["data"], build)).keywords
     parts = {**parts, "hooks": {}, "ema": None}
     probe = _Probe(parts["train"].precision)
-    run_measurement(parts, probe, log_every=10**9)
-    return Speed(model=chosen.model, size=chosen.size, train=probe.train, evaluate=probe.evaluate)
+    threads = torch.get_num_threads()
+    try:
+        run_measurement(parts, probe, log_every=10**9, num_threads=None)
+    finally:
+        torch.set_num_threads(threads)
+    return Speed(
+        model=chosen.model, size=chosen.size, train=probe.train, evaluate=probe.evaluate, threads=probe.threads
+    )
 
 
 class _ObservedStep:
-    """A step that keeps its last batch and counts samples.
+    """A step that counts samples, and can be repeated with its last batch.
 
     Args:
         step: the step.
@@ -63,9 +75,15 @@ class _ObservedStep:
     def __call__(
         self, batch: Batch, global_batch: GlobalBatch, clock: Clock, after_backward: Callable[[], None]
     ) -> Scalars:
-        self.batch = batch
+        self.batch, self._last = batch, (batch, global_batch, clock)
         self.samples += global_batch.count
         return self._step(batch, global_batch, clock, after_backward)
+
+    def repeat(self) -> float:
+        """Return the seconds of another step with the last batch, on the CPU."""
+        started = time.perf_counter()
+        self._step(*self._last, lambda: None)
+        return time.perf_counter() - started
 
     def state_dict(self) -> dict[str, Any]:
         return self._step.state_dict()
@@ -81,12 +99,13 @@ class _Probe(Measurement):
         precision: of forward passes.
 
     Attributes:
-        train, evaluate: seconds per sample; see :class:`Speed`.
+        train, evaluate, threads: see :class:`Speed`.
     """
 
     def __init__(self, precision: Literal["fp32", "bf16", "fp16"]) -> None:
         self._precision = precision
         self.train = self.evaluate = 0.0
+        self.threads: int | None = None
 
     def make_step(self, make: Callable[..., Step], task: Task | ParallelTask, *others: Any) -> Step:
         self._step = _ObservedStep(make(task, *others))
@@ -101,6 +120,8 @@ class _Probe(Measurement):
         device = next(run.task.parameters()).device
         measured = run.clock.step - WARM_UP
         if measured == 0:
+            if device.type == "cpu":
+                self.threads = self._faster_threads()
             synchronize(device)
             self._started, self._first_samples = time.perf_counter(), self._step.samples
         elif measured >= 2:
@@ -110,6 +131,18 @@ class _Probe(Measurement):
                 self.train = (time.perf_counter() - self._started) / (self._step.samples - self._first_samples)
                 self.evaluate = self._evaluation(run.task, device)
                 raise MeasurementDone
+
+    def _faster_threads(self) -> int:
+        """Set and return the faster number of threads: all cores, or one where others use the cores, too."""
+        counts = sorted({1, cores()}, reverse=True)
+        seconds = {}
+        for count in counts:
+            torch.set_num_threads(count)
+            self._step.repeat()
+            seconds[count] = min(self._step.repeat() for _ in range(2))
+        fastest = min(counts, key=lambda count: seconds[count])
+        torch.set_num_threads(fastest)
+        return fastest
 
     def _evaluation(self, task: Task, device: torch.device) -> float:
         """Return the seconds per sample of predictions for the last batch, the better of two."""

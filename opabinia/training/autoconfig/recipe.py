@@ -25,15 +25,6 @@ def recipe_text(chosen: Chosen, heading: Sequence[str]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def recipe_config(chosen: Chosen) -> dict[str, Any]:
-    """Return the recipe as plain data, as :func:`recipe_text` writes it."""
-
-    def values(tree: dict[str, Any]) -> dict[str, Any]:
-        return {key: values(item) if isinstance(item, dict) else item.value for key, item in tree.items()}
-
-    return {"base": chosen.base, **values(_tree(chosen.choices))}
-
-
 def _tree(choices: Sequence[Choice]) -> dict[str, Any]:
     """Return the choices nested by their keys, each where its first part was first named."""
     root: dict[str, Any] = {}

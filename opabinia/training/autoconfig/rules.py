@@ -49,6 +49,12 @@ class Rule:
 RULES: dict[str, Rule] = {}
 """All rules by the name of their function."""
 
+def rules_table() -> str:
+    """Return all rules as a table of Markdown, for docs/planning.md."""
+    rows = [f"| {entry.name} | {entry.text} | {entry.source} |" for entry in RULES.values()]
+    return "\n".join(["| rule | value | source |", "|---|---|---|", *rows])
+
+
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
@@ -103,14 +109,12 @@ COSTS = {
 """Relative seconds of a training step: measured on two CPU cores for the first three, from published multiply-adds for
 the others."""
 
-NARROW = Network(
-    "resnet10t", 0.35, {"stem_width": 16, "channels": [32, 64, 128, 256]}, pretrained=False, lr=2e-3
-)
+NARROW = Network("resnet10t", 0.35, {"stem_width": 16, "channels": [32, 64, 128, 256]}, pretrained=False, lr=2e-3)
 """For training from scratch on a CPU."""
 SCRATCH = Network("resnet18", COSTS["resnet18"], pretrained=False, lr=1e-3)
 
 REFERENCE_SIZE = 224
-CPU_SECONDS, GPU_SECONDS = 0.16, 0.0016
+CPU_SECONDS, GPU_SECONDS = 0.09, 0.0016
 """Assumed seconds of a training step per sample of ``tf_efficientnet_lite0`` at 224 pixels on one CPU core and on one
 GPU: for the first probe, and for machines that are not at hand."""
 
@@ -142,7 +146,9 @@ def predicted_speed(situation: Situation, network: Network, size: int) -> Speed:
     costs = {**COSTS, NARROW.model: NARROW.cost}
     factor = (network.cost / costs.get(nearest.model, 1.0)) if not same else 1.0
     factor *= (size / nearest.size) ** 2
-    return Speed(model=network.model, size=size, train=nearest.train * factor, evaluate=nearest.evaluate * factor)
+    return replace(
+        nearest, model=network.model, size=size, train=nearest.train * factor, evaluate=nearest.evaluate * factor
+    )
 
 
 TRAINING_SHARE = 0.8
@@ -198,7 +204,9 @@ def capacity(situation: Situation, largest: int, epochs: float, samples: float, 
     if fitting and (network, size) == options[0]:
         reason = f"the largest that is tried; {budget} are enough for {possible:.3g} epochs"
     elif fitting:
-        reason = f"the largest with which {budget} are enough for {possible:.3g} epochs ({needed:,.0f} samples are wanted)"
+        reason = (
+            f"the largest with which {budget} are enough for {possible:.3g} epochs ({needed:,.0f} samples are wanted)"
+        )
     else:
         reason = f"the smallest: {budget} are enough for {possible:.2g} epochs only"
     return Capacity(network, size, reason)
@@ -284,7 +292,9 @@ def ema_decay(steps: int) -> Value | None:
     """Decay of the moving average of the weights, by the number of steps; none below 100 steps."""
     if steps < 100:
         return None
-    return Value(round(max(0.9, min(0.9998, 1 - 20 / steps)), 4), f"an average over the last twentieth of {steps} steps")
+    return Value(
+        round(max(0.9, min(0.9998, 1 - 20 / steps)), 4), f"an average over the last twentieth of {steps} steps"
+    )
 
 
 @rule("Goyal et al. 2017: warm-up of a few epochs; a tenth of a short run")

@@ -51,7 +51,11 @@ def this_machine() -> Machine:
         properties = torch.cuda.get_device_properties(0)
         count = torch.cuda.device_count()
         return Machine(
-            device="cuda", gpus=count, memory=properties.total_memory, cores=cores(), name=f"{count} x {properties.name}"
+            device="cuda",
+            gpus=count,
+            memory=properties.total_memory,
+            cores=cores(),
+            name=f"{count} x {properties.name}",
         )
     if torch.backends.mps.is_available():
         return Machine(device="mps", gpus=1, memory=available_memory(), cores=cores(), name="Apple's GPU")
@@ -78,12 +82,14 @@ class Speed:
         size: image size in pixels: the side, or the shorter side.
         train: of a training step, with reading where that is slower.
         evaluate: of an evaluation.
+        threads: number of threads that was fastest on a CPU; None on other devices.
     """
 
     model: str
     size: int
     train: float
     evaluate: float
+    threads: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,124 @@
+"""Recipes that are chosen for a situation."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from opabinia.config import catalog, check, compose
+from opabinia.data.layouts.layout import TASK_NAMES, TaskName
+from opabinia.training.autoconfig.choices import choose
+from opabinia.training.autoconfig.recipe import recipe_text
+from opabinia.training.autoconfig.situation import Machine, Speed
+from tests.training.autoconfig.situations import CPU, DATA, GPU, situation
+
+
+def values(**options: Any) -> dict[str, Any]:
+    """Return the chosen values by key."""
+    return {choice.key: choice.value for choice in choose(situation(**options), DATA).choices}
+
+
+@pytest.mark.parametrize("machine", [CPU, GPU], ids=["cpu", "gpu"])
+@pytest.mark.parametrize("task", TASK_NAMES)
+def test_recipes_are_valid(task: TaskName, machine: Machine, tmp_path: Path) -> None:
+    chosen = choose(situation(task, machine=machine), DATA)
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(recipe_text(chosen, ["opabinia train recipe.yaml"]), encoding="utf-8")
+    tree = compose(recipe)
+    config = check(tree, catalog(tree.plugins)).config
+    assert config["train"]["length"] == f"{chosen.steps}it"
+    assert config["data"]["train"]["source"]["root"] == "data/train"
+
+
+def test_equal_situations_give_equal_recipes() -> None:
+    first, second = (recipe_text(choose(situation("detection"), DATA), []) for _ in range(2))
+    assert first == second
+
+
+def test_recipe_has_reasons_and_short_lines() -> None:
+    text = recipe_text(choose(situation(), DATA), ["opabinia train x.yaml"])
+    assert text.startswith("# opabinia train x.yaml\n\nbase: classification/image_folder\n")
+    assert "# 2 class folders in train/ and val/" in text
+    assert max(map(len, text.splitlines())) <= 120
+
+
+def test_paths_with_references_are_escaped(tmp_path: Path) -> None:
+    data = replace(DATA, train={"name": "image_folder", "root": "a${b}"})
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(recipe_text(choose(situation(), data), []), encoding="utf-8")
+    assert compose(recipe).root.plain()["data"]["train"]["source"]["root"] == "a${b}"
+
+
+def test_without_validation_data() -> None:
+    choices = {choice.key: choice.value for choice in choose(situation(), replace(DATA, val=None)).choices}
+    assert choices["data.val"] is None
+    assert not any(key.startswith(("data.val.", "checkpoint.best")) for key in choices)
+
+
+def test_larger_budgets_choose_larger_images_and_longer_runs() -> None:
+    sizes = [values(budget=budget)["vars.size"] for budget in (60.0, 600.0, 6000.0)]
+    assert sizes == sorted(sizes) and sizes[0] < sizes[-1] <= 224
+
+
+def test_measured_speed_decides() -> None:
+    fast, slow = (
+        Speed(model="tf_efficientnet_lite0", size=224, train=seconds, evaluate=seconds / 3, threads=2)
+        for seconds in (0.01, 1.0)
+    )
+    assert values(speeds=(fast,))["vars.size"] > values(speeds=(slow,))["vars.size"] == 96
+    assert values(speeds=(fast,))["train.num_threads"] == 2
+
+
+@pytest.mark.parametrize(
+    "classes, flip",
+    [(("cat", "dog"), True), (tuple("0123456789"), False), (("turn left", "turn right"), False), (("12", "30"), False)],
+)
+def test_mirroring(classes: tuple[str, ...], flip: bool) -> None:
+    transforms = values(classes=classes)["data.train.transforms"]
+    assert ({"name": "RandomHorizontalFlip"} in transforms) == flip
+
+
+def test_tiny_images_keep_their_size() -> None:
+    chosen = values(short_sides=(28.0,) * 5, long_sides=(28.0,) * 5)
+    assert (chosen["vars.size"], chosen["task.backbone.model"]) == (28, "resnet10t")
+    assert chosen["task.backbone.options"]["replace_stem_pool"] is False
+
+
+def test_without_weights_training_starts_from_scratch() -> None:
+    chosen = values(weights=())
+    assert chosen["task.backbone.model"] == "resnet10t" and "task.backbone.pretrained" not in chosen
+
+
+def test_small_objects_need_larger_images() -> None:
+    small, large = (
+        values(task="detection", budget=36_000.0, object_sides=(5.0, side, 2 * side, 3 * side, 400.0))["vars.test"]
+        for side in (20.0, 100.0)
+    )
+    assert small > large
+
+
+@pytest.mark.parametrize(
+    "task, facts, detector",
+    [
+        ("detection", {}, "fcos"),
+        ("detection", {"oriented": True}, "rotated_fcos"),
+        ("instance_segmentation", {}, "mask_rcnn"),
+        ("keypoints", {}, "keypoint_rcnn"),
+    ],
+)
+def test_detectors(task: TaskName, facts: dict[str, Any], detector: str) -> None:
+    assert values(task=task, **facts)["task.detector"]["name"] == detector
+
+
+def test_batches_of_identities() -> None:
+    chosen = values(task="reid", identities=40, images_per_identity=(2.0, 4.0, 5.0, 9.0, 20.0))
+    assert chosen["data.sampler"] == {"name": "identities", "instances": 4}
+    assert chosen["data.batch_size"] == 32
+
+
+def test_rare_classes_are_drawn_more_often() -> None:
+    assert values(per_class=(10, 2990))["data.sampler"] == {"name": "weighted", "weighting": "sqrt"}
+    assert "data.sampler" not in values(per_class=(1000, 2000))

@@ -1,0 +1,56 @@
+"""Rules of a plan, and their table in the documentation."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from opabinia.training.autoconfig import rules
+from opabinia.training.autoconfig.situation import Speed
+from tests.training.autoconfig.situations import GPU, situation
+
+DOCS = Path(__file__).resolve().parents[3] / "docs"
+
+
+def test_table_in_the_documentation() -> None:
+    assert rules.rules_table() in (DOCS / "planning.md").read_text(encoding="utf-8")
+
+
+def test_every_rule_has_a_text_and_a_source() -> None:
+    assert all(rule.text.endswith(".") and rule.source for rule in rules.RULES.values())
+
+
+@pytest.mark.parametrize("budget", [60.0, 600.0, 7200.0])
+def test_schedule_fits_into_the_budget(budget: float) -> None:
+    speed = Speed(model="resnet18", size=224, train=0.02, evaluate=0.007)
+    planned = rules.schedule(situation(budget=budget), speed, 32)
+    evaluations = planned.evaluations * 0.007 * 300
+    seconds = planned.steps * 32 * 0.02 + evaluations
+    assert 0.85 * budget <= seconds <= budget
+    assert evaluations <= 0.1 * budget + 0.007 * 300
+
+
+def test_length_has_a_ceiling() -> None:
+    speed = Speed(model="resnet18", size=224, train=0.001, evaluate=0.001)
+    planned = rules.schedule(situation(budget=1e6), speed, 30)
+    assert planned.steps == 300 * 100 and "300 epochs" in planned.reason
+
+
+def test_learning_rate_grows_with_the_square_root_of_the_batch() -> None:
+    network = rules.Network("resnet18", 1.0, lr=1e-3)
+    assert [rules.learning_rate(network, batch).value for batch in (32, 128, 8)] == [1e-3, 2e-3, 5e-4]
+
+
+def test_prediction_scales_with_pixels_and_networks() -> None:
+    measured = Speed(model="tf_efficientnet_lite0", size=128, train=0.1, evaluate=0.03, threads=1)
+    other = rules.Network("tf_efficientnet_lite1", rules.COSTS["tf_efficientnet_lite1"])
+    predicted = rules.predicted_speed(situation(speeds=(measured,)), other, 256)
+    assert predicted.train == pytest.approx(0.1 * rules.COSTS["tf_efficientnet_lite1"] * 4)
+    assert predicted.threads == 1
+
+
+def test_gpus_share_the_work() -> None:
+    one, four = (rules.assumed_speed(replace(GPU, gpus=count)).train for count in (1, 4))
+    assert one == pytest.approx(4 * four)
