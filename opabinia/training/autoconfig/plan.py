@@ -12,7 +12,7 @@ from opabinia.config import ConfigError, Problem, catalog, check, compose, regis
 from opabinia.config import build as build_config
 from opabinia.config.errors import nearest
 from opabinia.contracts import Source, SourcePart
-from opabinia.data.layouts import recognize
+from opabinia.data.layouts.recognition import recognize
 from opabinia.data.layouts.layout import TASK_NAMES, Layout, Section, TaskName
 from opabinia.data.profile import DatasetProfile, profile_dataset
 from opabinia.data.splitting import choose_validation, write_split
