@@ -31,6 +31,7 @@ from opabinia.runtime.quiet import quiet_terminal
 from opabinia.runtime.slurm import is_step, launched_rank
 
 if TYPE_CHECKING:
+    from opabinia.cli.conclusion import Conclusion
     from opabinia.config import Resolved
 
 
@@ -108,7 +109,11 @@ def train(
             folder, scores = run(recipe, overrides or [], out=out, name=name, resume=resume, resolved=resolved)
         except Stopped as stopped:
             leave(stopped.exit_status)
-        _print_result(folder, scores, quiet, as_json)
+        from opabinia.cli.conclusion import conclude
+        from opabinia.config.paths import facts_file
+
+        conclusion = conclude(folder) if facts_file(Path(recipe)).is_file() else None
+        _print_result(folder, scores, conclusion, quiet, as_json)
 
 
 def _check_at_once(
@@ -149,8 +154,11 @@ def _check_at_once(
     return None
 
 
-def _print_result(folder: Path, scores: dict[str, float], quiet: bool, as_json: bool) -> None:
-    """Print how a run has ended, and the next commands."""
+def _print_result(
+    folder: Path, scores: dict[str, float], conclusion: Conclusion | None, quiet: bool, as_json: bool
+) -> None:
+    """Print how a run has ended, of a planned one with its conclusion, and the next commands."""
+    from opabinia.cli.conclusion import print_conclusion
     from opabinia.cli.outcome import outcome, print_ending, print_json, training_metrics
     from opabinia.cli.report import leave_report
     from opabinia.cli.tables import print_scores
@@ -158,11 +166,14 @@ def _print_result(folder: Path, scores: dict[str, float], quiet: bool, as_json: 
     if as_json:
         with redirect_stdout(sys.stderr):
             leave_report(folder)
-        return print_json(outcome(folder, scores))
+        return print_json({**outcome(folder, scores), **({"conclusion": conclusion.plain()} if conclusion else {})})
     if scores:
         print_scores(f"{folder} (after its last step)", scores)
     else:
         print_scores(f"{folder} (no validation data: metrics of the last training steps)", training_metrics(folder))
     with redirect_stdout(io.StringIO() if quiet else sys.stdout):
         leave_report(folder)
-        print_ending(folder)
+        if conclusion is None:
+            print_ending(folder)
+        else:
+            print_conclusion(folder, conclusion)

@@ -72,6 +72,11 @@ def plan_file(data: str, out: Path, name: str) -> Path:
     return out / title / f"{name}.plan" / f"{title}.yaml"
 
 
+def facts_file(recipe: Path) -> Path:
+    """Return the file beside a planned recipe with the facts behind it; for other recipes it does not exist."""
+    return recipe.with_suffix(".plan.json")
+
+
 def check_not_overwritten(folder: Path) -> None:
     """Check that a new run would overwrite nothing in its folder.
 

@@ -90,7 +90,8 @@ class Stop(NamedTuple):
 
     Attributes:
         reason: for the log.
-        final: whether the run counts as done (early stopping). Otherwise it can be resumed (a signal, a time limit).
+        final: whether the run counts as done (early stopping), with an evaluation after its last step. Otherwise it can
+            be resumed (a signal, a time limit).
     """
 
     reason: str

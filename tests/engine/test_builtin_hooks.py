@@ -180,6 +180,14 @@ def test_the_time_limit_stops_with_a_checkpoint_to_resume_from(tmp_path: Path, n
     assert same_tensors(weights(trainer), weights(reference_trainer))
 
 
+def test_a_final_time_limit_completes_the_run_with_an_evaluation(tmp_path: Path, now: list[float]) -> None:
+    limit = TimeLimit(max_time=Duration.parse("3h", ("h",)), final=True)
+    trainer = Setup(tmp_path, evaluate="0ep", user={"tick": Ticks(now), "limit": limit}).trainer()
+    trainer.run()
+    evaluated = [line["step"] for line in lines(tmp_path) if any(name.startswith("val") for name in line)]
+    assert (trainer.stopped, trainer._run.clock.step, evaluated) == (None, 3, [3])
+
+
 # --- lines ------------------------------------------------------------------------------------------------------------
 
 

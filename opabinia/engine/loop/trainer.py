@@ -86,6 +86,7 @@ class Trainer:
         self.validation, self._device = validation, next(run.task.parameters()).device
         self.metadata, self.interrupted = dict(metadata or {}), interrupted
         self._skip_batches, self._sharded = frozenset(skip_batches), sharded
+        self._evaluated_step = -1
         self._stop: Stop | None = None  # all processes have agreed on it; ``run.stop`` is a request
         self._agree_every = max(1, world_size() // _MAX_WORLD_SIZE_FOR_EVERY_STEP)
         self._hooks = HookDispatcher(hooks)
@@ -139,6 +140,8 @@ class Trainer:
         batches = self.loader.iterate(run.clock.step)
         while run.clock.step < self.plan.total_steps and not self._agree_on_stop():
             self._train_epoch(batches)
+        if self._stop and self._stop.final and self._evaluated_step != run.clock.step:
+            self.evaluate()
 
     def _train_epoch(self, batches: Iterator[tuple[GlobalBatch, Batch]]) -> None:
         """Train to the end of the current epoch; a resumed run may be in the middle of one."""
@@ -178,6 +181,7 @@ class Trainer:
         run, datasets = self._run, [dataset for dataset in self.validation if accepts(dataset.name)]
         with use_mean_statistics(run.models):
             scores = evaluate_all(run, self._hooks, datasets, self._device, self._must_interrupt, sharded=self._sharded)
+        self._evaluated_step = run.clock.step
         self._agree_on_stop()
         return scores
 

@@ -11,6 +11,7 @@ from typing import cast
 from opabinia.config import ConfigError, Problem, catalog, check, compose, register
 from opabinia.config import build as build_config
 from opabinia.config.errors import nearest
+from opabinia.config.paths import facts_file
 from opabinia.contracts import Source, SourcePart
 from opabinia.data.layouts.recognition import recognize
 from opabinia.data.layouts.layout import TASK_NAMES, Layout, Section, TaskName
@@ -35,8 +36,8 @@ VERSION = 1
 ROUNDS = 3
 """Measurements at most: of the recipe from assumed speeds, and of those that earlier measurements lead to."""
 
-SPLIT, FACTS = ".split.json", ".plan.json"
-"""Endings of the files beside the recipe."""
+SPLIT = ".split.json"
+"""Ending of the file beside the recipe that lists the validation samples."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,7 +195,7 @@ def write_plan(saved: SavedPlan, chosen: Chosen, out: Path, data: str) -> None:
     ]
     out.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(out, recipe_text(chosen, heading))
-    write_atomic(out.with_suffix(FACTS), json.dumps(asdict(saved), indent=1) + "\n")
+    write_atomic(facts_file(out), json.dumps(asdict(saved), indent=1) + "\n")
 
 
 def read_plan(recipe: Path) -> SavedPlan:
@@ -203,7 +204,7 @@ def read_plan(recipe: Path) -> SavedPlan:
     Raises:
         ConfigError: it was not planned, or by other rules.
     """
-    file = recipe.with_suffix(FACTS)
+    file = facts_file(recipe)
     if not file.is_file():
         message = f"was not written by `opabinia plan`: there is no {file}"
         raise ConfigError(Problem("command line", "", f"{recipe} {message}"))

@@ -241,11 +241,11 @@ def detection_size(profile: DatasetProfile, limit: int) -> Value:
 # --- batch, learning rate, length -------------------------------------------------------------------------------------
 
 
-@rule("small batches generalize better: Keskar et al. 2017; memory: opabinia benchmark --memory")
+@rule("small batches generalize better: Keskar et al. 2017; memory: opabinia benchmark --memory; " + OURS)
 def batch_size(situation: Situation, samples: float, most: int, floor: int = 4) -> Value:
-    """Samples of a step: a power of two, so that the run has at least about 300 steps and an epoch at least 8."""
+    """Samples of a step: a power of two, so that the run has at least about 100 steps and an epoch at least 8."""
     profile = situation.profile
-    limit = min(samples / 300, profile.samples / 8)
+    limit = min(samples / 100, profile.samples / 8)
     size = 2 ** int(math.log2(max(floor, min(most * situation.machine.ranks, limit))))
     return Value(size, f"{samples / size:,.0f} steps within the budget, {profile.samples / size:.3g} in an epoch")
 
