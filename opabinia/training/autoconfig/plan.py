@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import cast
 
@@ -13,11 +13,11 @@ from opabinia.config import build as build_config
 from opabinia.config.errors import nearest
 from opabinia.config.paths import facts_file
 from opabinia.contracts import Source, SourcePart
-from opabinia.data.layouts.recognition import recognize
 from opabinia.data.layouts.layout import TASK_NAMES, Layout, Section, TaskName
+from opabinia.data.layouts.recognition import recognize
 from opabinia.data.profile import DatasetProfile, profile_dataset
-from opabinia.data.splitting import choose_validation, write_split
-from opabinia.models.weights.packages import available_weights
+from opabinia.data.splitting import split_dataset
+from opabinia.models.weights.available import available_backbones
 from opabinia.runtime.durations import format_seconds
 from opabinia.runtime.files import write_atomic
 from opabinia.runtime.json_files import read_json
@@ -107,14 +107,14 @@ def plan(
     log.info("data    %s", reading.description)
     for note in reading.notes:
         log.info("note    %s", note)
-    train = open_source(reading.train)
-    train, datasets = _with_validation(reading, train, out)
-    val = None if datasets.val is None else open_source(datasets.val)
-    profile = profile_dataset(train, val, task=reading.task)
+    datasets, profile = _profile(reading, out)
     log.info("        %s", describe_profile(profile))
-    weights = tuple(available_weights())
-    situation = Situation(task=reading.task, profile=profile, machine=machine, budget=budget, weights=weights)
-    del train, val
+    if profile.leaks:
+        log.warning("%d validation samples are near-duplicates of training samples: scores look better", profile.leaks)
+    if profile.unreadable:
+        log.warning("%d files cannot be read, such as %s", len(profile.unreadable), profile.unreadable[0])
+    weights = tuple(backbone.model for backbone in available_backbones())
+    situation = Situation(profile=profile, machine=machine, budget=budget, weights=weights)
     situation, chosen = _measured(situation, datasets, overrides)
     saved = SavedPlan(version=VERSION, opabinia=__version__, situation=situation, data=datasets)
     write_plan(saved, chosen, out, data)
@@ -133,24 +133,29 @@ def check_task(task: str | None, place: str) -> TaskName | None:
     raise ConfigError(Problem(place, "", message, "", nearest(task, names), f"tasks: {', '.join(names)}"))
 
 
-def _with_validation(reading: Layout, train: Source, out: Path) -> tuple[Source, Datasets]:
-    """Return the training source and all sections, with a part of the training data held out if there is no other."""
+def _profile(reading: Layout, out: Path) -> tuple[Datasets, DatasetProfile]:
+    """Return the sections of the sources and the profile. If there is no validation data, a part of the training data
+    is held out, and listed in a file beside the recipe."""
+    all_samples = open_source(reading.train)
+    sections = Datasets(train=reading.train, val=reading.val, reason=reading.description, classes=reading.classes)
     if reading.val is not None:
-        sections = Datasets(train=reading.train, val=reading.val, reason=reading.description, classes=reading.classes)
-        return train, sections
-    indices = choose_validation(train)
-    if not len(indices):
-        log.warning("%s are too few to hold some out: the run has no scores", plural(len(train), "sample"))
-        return train, Datasets(train=reading.train, val=None, reason=reading.description, classes=reading.classes)
+        return sections, profile_dataset(all_samples, open_source(reading.val), task=reading.task)
     file = out.with_suffix(SPLIT)
-    write_split(file, train, indices)
-    train_section, val_section = (
-        {"name": "subset", "source": dict(reading.train), "file": str(file), "split": name} for name in ("train", "val")
-    )
-    reason = f"{reading.description}; {len(indices)} of {plural(len(train), 'sample')} are held out for validation"
-    log.info("split   %d of %s are held out for validation: %s", len(indices), plural(len(train), "sample"), file)
-    sections = Datasets(train=train_section, val=val_section, reason=reason, classes=reading.classes)
-    return open_source(train_section), sections
+    file.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        examined = split_dataset(all_samples, file, task=reading.task)
+    except ValueError as error:
+        log.warning("no validation data, so the run has no scores: %s", error)
+        return sections, profile_dataset(all_samples, None, task=reading.task)
+    subset = {"name": "subset", "source": dict(reading.train), "file": str(file)}
+    if reading.task == "reid":
+        subset["identities"] = True
+    train, val = ({**subset, "split": split} for split in ("train", "val"))
+    sources = open_source(train), open_source(val)
+    counts = f"{len(sources[1])} of {plural(len(all_samples), 'sample')} are held out for validation"
+    log.info("split   %s: %s", counts, file)
+    sections = replace(sections, train=train, val=val, reason=f"{reading.description}; {counts}")
+    return sections, profile_dataset(*sources, task=reading.task, examined=examined)
 
 
 def _measured(situation: Situation, data: Datasets, overrides: Sequence[str]) -> tuple[Situation, Chosen]:

@@ -49,6 +49,7 @@ class Rule:
 RULES: dict[str, Rule] = {}
 """All rules by the name of their function."""
 
+
 def rules_table() -> str:
     """Return all rules as a table of Markdown, for docs/planning.md."""
     rows = [f"| {entry.name} | {entry.text} | {entry.source} |" for entry in RULES.values()]
@@ -96,18 +97,35 @@ COSTS = {
     "tf_efficientnet_lite0": 1.0,
     "tf_efficientnet_lite1": 1.5,
     "tf_efficientnet_lite2": 1.9,
+    "tf_efficientnet_lite3": 2.4,
+    "tf_efficientnet_lite4": 3.5,
+    "efficientnet_lite0": 1.0,
+    "efficientnet_b0": 1.4,
     "mobilenetv3_large_100": 0.7,
-    "efficientnet_b0": 1.3,
+    "mobilenetv4_conv_small": 0.5,
+    "mobilenetv4_conv_medium": 1.8,
     "resnet18": 1.3,
-    "resnet34": 2.3,
+    "resnet34": 2.5,
     "resnet50": 3.5,
-    "convnext_tiny": 4.5,
-    "vit_small_patch16_224": 4.5,
-    "convnext_small": 8.0,
-    "convnext_base": 14.0,
+    "regnety_016": 2.0,
+    "regnety_032": 3.5,
+    "convnext_atto": 1.0,
+    "convnext_pico": 2.2,
+    "convnext_nano": 3.5,
+    "convnextv2_nano": 4.0,
+    "convnext_tiny": 6.0,
+    "convnextv2_tiny": 7.0,
+    "convnext_small": 11.0,
+    "convnext_base": 18.0,
 }
-"""Relative seconds of a training step: measured on two CPU cores for the first three, from published multiply-adds for
-the others."""
+"""Relative seconds of a training step at equal image size: measured on two CPU cores for the first three, estimated
+from multiply-adds for the others, which a measurement of the chosen one replaces."""
+
+
+def cost(model: str) -> float:
+    """Return the relative seconds of a training step of a timm model; its name may have the tag of its weights."""
+    return NARROW.cost if model == NARROW.model else COSTS[model.partition(".")[0]]
+
 
 NARROW = Network("resnet10t", 0.35, {"stem_width": 16, "channels": [32, 64, 128, 256]}, pretrained=False, lr=2e-3)
 """For training from scratch on a CPU."""
@@ -143,9 +161,7 @@ def predicted_speed(situation: Situation, network: Network, size: int) -> Speed:
     known = situation.speeds or (assumed_speed(situation.machine),)
     same = [speed for speed in known if speed.model == network.model]
     nearest = min(same or known[-1:], key=lambda speed: abs(math.log(speed.size / size)))
-    costs = {**COSTS, NARROW.model: NARROW.cost}
-    factor = (network.cost / costs.get(nearest.model, 1.0)) if not same else 1.0
-    factor *= (size / nearest.size) ** 2
+    factor = network.cost / cost(nearest.model) * (size / nearest.size) ** 2
     return replace(
         nearest, model=network.model, size=size, train=nearest.train * factor, evaluate=nearest.evaluate * factor
     )
@@ -170,8 +186,8 @@ def networks(situation: Situation) -> list[Network]:
     scratch = SCRATCH if situation.machine.has_gpu else NARROW
     if is_tiny(situation.profile):
         return [scratch]
-    found = [Network(name, COSTS[name]) for name in situation.weights if name in COSTS]
-    return sorted(found, key=lambda network: -network.cost) or [scratch]
+    known = [name for name in situation.weights if name.partition(".")[0] in COSTS]
+    return [Network(name, cost(name)) for name in known] or [scratch]
 
 
 class Capacity(NamedTuple):

@@ -97,17 +97,20 @@ class Situation:
     """All that the rules know. Equal situations give equal recipes.
 
     Attributes:
-        task: what is to be learned.
         profile: facts about the data.
         machine: the machine.
         budget: seconds of training with its evaluations.
-        weights: timm models whose ImageNet weights are at hand without a network, the preferred ones first.
+        weights: timm models whose ImageNet weights are at hand without a network, the most accurate first.
         speeds: measurements of recipes that earlier rounds chose; empty in the first round.
     """
 
-    task: TaskName
     profile: DatasetProfile
     machine: Machine
     budget: float
     weights: tuple[str, ...] = ()
     speeds: tuple[Speed, ...] = ()
+
+    @property
+    def task(self) -> TaskName:
+        """What is to be learned."""
+        return self.profile.task

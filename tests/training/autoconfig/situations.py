@@ -47,5 +47,5 @@ def situation(
 ) -> Situation:
     """Return a situation with the given facts about the data."""
     objects = OBJECTS if task in ("detection", "instance_segmentation", "keypoints") else {}
-    profile = DatasetProfile(**{**PROFILE, **objects, **facts})
-    return Situation(task=task, profile=profile, machine=machine, budget=budget, weights=weights, speeds=speeds)
+    profile = DatasetProfile(task=task, **{**PROFILE, **objects, **facts})
+    return Situation(profile=profile, machine=machine, budget=budget, weights=weights, speeds=speeds)
