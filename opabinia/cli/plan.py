@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 
@@ -121,8 +121,16 @@ def write_recipe(
         plan_recipe(data, file, budget=seconds, machine=machine, task=chosen, layout=layout, overrides=overrides)
 
 
+class PlanOptions(NamedTuple):
+    """Options of ``train`` for data in place of a recipe."""
+
+    budget: str | None
+    task: str | None
+    layout: str | None
+
+
 def planned_recipe(
-    recipe: str, options: Mapping[str, str | None], overrides: list[str], out: Path, name: str, resume: str | None
+    recipe: str, options: PlanOptions, overrides: list[str], out: Path, name: str, resume: str | None
 ) -> str:
     """Return the recipe to train: that which is planned for data, or the given one.
 
@@ -130,7 +138,7 @@ def planned_recipe(
 
     Args:
         recipe: the first argument of ``train``.
-        options: ``--budget``, ``--task`` and ``--layout``.
+        options: options for planning.
         overrides, out, name, resume: as given to ``train``.
 
     Raises:
@@ -139,9 +147,9 @@ def planned_recipe(
     from opabinia.config.paths import check_not_overwritten, check_run_name, folder_for, holds_data, plan_file
 
     if not holds_data(recipe):
-        for option, value in options.items():
+        for option, value in options._asdict().items():
             if value is not None:
-                raise option_error(option, f"is for a folder of data, and {recipe} is a recipe; remove it")
+                raise option_error(f"--{option}", f"is for a folder of data, and {recipe} is a recipe; remove it")
         return recipe
     if int(os.environ.get("WORLD_SIZE") or 1) > 1:
         message = f"is data: write a recipe first (opabinia plan {recipe} --out mine.yaml), then train mine.yaml"
@@ -153,5 +161,5 @@ def planned_recipe(
     folder = folder_for(file, out, name)
     if resume is None:
         check_not_overwritten(folder)
-    write_recipe(recipe, file, *options.values(), overrides=overrides)
+    write_recipe(recipe, file, options.budget, options.task, options.layout, overrides=overrides)
     return str(file)

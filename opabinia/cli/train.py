@@ -25,7 +25,7 @@ from opabinia.cli.options import (
     RunsFolder,
 )
 from opabinia.cli.outcome import words_of
-from opabinia.cli.plan import Budget, LayoutOption, TaskOption, planned_recipe
+from opabinia.cli.plan import Budget, LayoutOption, PlanOptions, TaskOption, planned_recipe
 from opabinia.cli.processes import layout, run_in_many
 from opabinia.runtime.quiet import quiet_terminal
 from opabinia.runtime.slurm import is_step, launched_rank
@@ -82,7 +82,7 @@ def train(
     opabinia train classification/digits --nproc auto --nnodes 2 --node-rank 0 --rdzv-endpoint node0:29500
     """
     with report_errors(), quiet_terminal(quiet):
-        plan_options = {"--budget": budget, "--task": task, "--layout": layout_name}
+        plan_options = PlanOptions(budget, task, layout_name)
         recipe = planned_recipe(recipe, plan_options, overrides or [], out, name, resume)
         many = layout(nproc, nnodes, node_rank, rdzv_endpoint, max_restarts)
         if seeds is not None:

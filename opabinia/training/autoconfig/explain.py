@@ -70,4 +70,5 @@ def _changes(situation: Situation) -> Iterator[tuple[str, Situation]]:
 def _scaled(profile: DatasetProfile, name: str, factor: float) -> DatasetProfile:
     value = getattr(profile, name)
     scaled = tuple(item * factor for item in value) if isinstance(value, tuple) else max(1, int(value * factor))
-    return replace(profile, **{name: scaled})
+    changes: dict[str, Any] = {name: scaled}
+    return replace(profile, **changes)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import cast
+from typing import Any
 
 from opabinia.config import ConfigError, Problem, catalog, check, compose, register
 from opabinia.config import build as build_config
@@ -128,7 +128,7 @@ def check_task(task: str | None, place: str) -> TaskName | None:
         ConfigError: there is no such task.
     """
     if task is None or task in TASK_NAMES:
-        return cast("TaskName | None", task)
+        return task
     message, names = f"there is no task {task!r}", list(TASK_NAMES)
     raise ConfigError(Problem(place, "", message, "", nearest(task, names), f"tasks: {', '.join(names)}"))
 
@@ -147,7 +147,7 @@ def _profile(reading: Layout, out: Path) -> tuple[Datasets, DatasetProfile]:
     except ValueError as error:
         log.warning("no validation data, so the run has no scores: %s", error)
         return sections, profile_dataset(all_samples, None, task=reading.task)
-    subset = {"name": "subset", "source": dict(reading.train), "file": str(file)}
+    subset: dict[str, Any] = {"name": "subset", "source": dict(reading.train), "file": str(file)}
     if reading.task == "reid":
         subset["identities"] = True
     train, val = ({**subset, "split": split} for split in ("train", "val"))
