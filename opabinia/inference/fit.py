@@ -68,7 +68,7 @@ def fit(
     Example::
 
         run = opabinia.fit("path/to/data", budget="30m")
-        run.scores["val/top1"]
+        run.scores["val_ema/top1"]
         run.predictor("new.jpg").readable["top"][0]
     """
     try:

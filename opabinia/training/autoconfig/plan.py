@@ -196,7 +196,7 @@ def write_plan(saved: SavedPlan, chosen: Chosen, out: Path, data: str) -> None:
         f"opabinia train {out}",
         f"Planned by Opabinia {saved.opabinia} (rules {saved.version}) for {data}: {facts}; {budget} on "
         f"{situation.machine.name}.",
-        f"Change what you like; `opabinia plan {out} --explain KEY` prints the rule behind a value.",
+        "Change what you like; `opabinia plan RECIPE --explain KEY` prints the rule behind a value of this file.",
     ]
     out.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(out, recipe_text(chosen, heading))

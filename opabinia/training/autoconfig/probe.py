@@ -13,6 +13,7 @@ import torch
 
 from opabinia.contracts import Batch, Clock, GlobalBatch, ParallelTask, Run, Scalars, Step, Task
 from opabinia.runtime.device import autocast
+from opabinia.runtime.durations import Duration
 from opabinia.runtime.resources import cores
 from opabinia.training.autoconfig.choices import Chosen
 from opabinia.training.autoconfig.recipe import recipe_text
@@ -48,7 +49,8 @@ def measure(chosen: Chosen, overrides: Sequence[str] = ()) -> Speed:
     probe = _Probe(parts["train"].precision)
     threads = torch.get_num_threads()
     try:
-        run_measurement(parts, probe, log_every=10**9, num_threads=None)
+        steps = Duration(WARM_UP + MOST_STEPS + 1, "it")
+        run_measurement(parts, probe, log_every=10**9, num_threads=1, length=steps)
     finally:
         torch.set_num_threads(threads)
     return Speed(
@@ -126,23 +128,19 @@ class _Probe(Measurement):
             self._started, self._first_samples = time.perf_counter(), self._step.samples
         elif measured >= 2:
             seconds = time.perf_counter() - self._started
-            if seconds > MOST_SECONDS or measured >= MOST_STEPS or run.clock.step == run.clock.total_steps:
+            if seconds > MOST_SECONDS or measured >= MOST_STEPS:
                 synchronize(device)
                 self.train = (time.perf_counter() - self._started) / (self._step.samples - self._first_samples)
                 self.evaluate = self._evaluation(run.task, device)
                 raise MeasurementDone
 
     def _faster_threads(self) -> int:
-        """Set and return the faster number of threads: all cores, or one where others use the cores, too."""
-        counts = sorted({1, cores()}, reverse=True)
-        seconds = {}
-        for count in counts:
-            torch.set_num_threads(count)
-            self._step.repeat()
-            seconds[count] = min(self._step.repeat() for _ in range(2))
-        fastest = min(counts, key=lambda count: seconds[count])
-        torch.set_num_threads(fastest)
-        return fastest
+        """Set and return the faster number of threads: one, where others use the cores, too, or all cores."""
+        one = min(self._step.repeat() for _ in range(2))
+        torch.set_num_threads(cores())
+        if cores() == 1 or self._step.repeat() > 2 * one or self._step.repeat() > one:
+            torch.set_num_threads(1)
+        return torch.get_num_threads()
 
     def _evaluation(self, task: Task, device: torch.device) -> float:
         """Return the seconds per sample of predictions for the last batch, the better of two."""

@@ -1,0 +1,117 @@
+"""``opabinia plan``, and ``opabinia train`` on a folder of data."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.cli.conftest import CommandResult
+
+Command = Callable[..., CommandResult]
+QUICK = ("train.length=4it", "train.num_threads=1", "data.num_workers=0", "data.batch_size=8")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with 30 images of 24 x 24 pixels for each of two classes: bright and dark noise."""
+    folder = tmp_path_factory.mktemp("data") / "shades"
+    generator = np.random.default_rng(0)
+    for name, mean in (("bright", 180), ("dark", 70)):
+        (folder / name).mkdir(parents=True)
+        for number in range(30):
+            pixels = generator.normal(mean, 20, (24, 24, 3)).clip(0, 255).astype(np.uint8)
+            Image.fromarray(pixels).save(folder / name / f"{number}.png")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def planned(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A recipe for the folder, for another machine: nothing is measured."""
+    from opabinia.cli import main
+
+    recipe = tmp_path_factory.mktemp("plan") / "mine.yaml"
+    with pytest.raises(SystemExit) as ended:
+        main(["plan", str(data), "--budget", "30m", "--device-memory", "24GiB", "--gpus", "2", "--out", str(recipe)])
+    assert ended.value.code == 0
+    return recipe
+
+
+def test_a_plan_holds_out_samples_and_can_be_checked(opabinia: Command, planned: Path, data: Path) -> None:
+    text = planned.read_text()
+    assert "2 x GPU with 24 GiB" in text and "12 of 60 samples are held out" in text
+    held_out = json.loads((planned.parent / "mine.split.json").read_text())["val"]
+    assert len(held_out) == 12 and sum(name.startswith("dark") for name in held_out) == 6
+    assert opabinia("config", "check", planned).status == 0
+
+
+def test_the_same_arguments_give_the_same_recipe(opabinia: Command, planned: Path, data: Path, tmp_path: Path) -> None:
+    words = ["plan", data, "--budget", "30m", "--device-memory", "24GiB", "--gpus", "2"]
+    assert opabinia(*words, "--out", tmp_path / "mine.yaml").status == 0
+    texts = [recipe.read_text().partition("\nbase: ")[2] for recipe in (planned, tmp_path / "mine.yaml")]
+    assert texts[1] == texts[0].replace(str(planned.parent), str(tmp_path))
+
+
+def test_explanations(opabinia: Command, planned: Path) -> None:
+    result = opabinia("plan", planned, "--explain", "optimizer.lr")
+    assert result.status == 0
+    assert "rule: Peak learning rate" in result.out and "source: " in result.out and "with " in result.out
+    result = opabinia("plan", planned, "--explain", "optimizer.lrr")
+    assert result.status == 2 and "did you mean 'optimizer.lr'?" in result.err
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["--budget", "soon"], "--budget: not a time such as 30m, 1.5h or 2d (found 'soon')"),
+        (["--budget", "3s"], "--budget: at least 30s are needed (found '3s')"),
+        (["--task", "clasification"], "did you mean 'classification'?"),
+        (["--gpus", "4"], "--gpus: is for another machine: give --device-memory, too"),
+        (["--device-memory", "big"], "--device-memory: 'big' is no memory of a GPU"),
+        (["--out", "taken.yaml"], "--out: taken.yaml exists; give another name"),
+    ],
+)
+def test_wrong_options(
+    opabinia: Command, data: Path, words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("taken.yaml").write_text("base: classification/digits\n")
+    result = opabinia("plan", data, *words)
+    assert result.status == 2 and message in result.err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["taken.yaml"]
+
+
+def test_options_for_data_are_refused_for_recipes(opabinia: Command) -> None:
+    result = opabinia("train", "classification/digits", "--budget", "5m")
+    assert result.status == 2 and "--budget: is for a folder of data" in result.err
+
+
+def test_train_on_a_folder(opabinia: Command, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It plans, measures, trains and concludes; the same command refuses to overwrite, and resumes the same plan."""
+    monkeypatch.setattr("opabinia.training.autoconfig.probe.MOST_STEPS", 3)
+    result = opabinia("train", data, "--budget", "30s", "--out", tmp_path, *QUICK)
+    assert result.status == 0, result.err
+    assert "2 class folders" in result.err and "samples/s in training" in result.err
+    assert "without training: always answering" in result.out and "95 % confidence" in result.out
+    run, recipe = tmp_path / "shades" / "default", tmp_path / "shades" / "default.plan" / "shades.yaml"
+    assert (run / "results.json").is_file()
+    before = recipe.read_bytes()
+    assert "holds a run" in opabinia("train", data, "--out", tmp_path, *QUICK).err
+    resumed = opabinia("train", data, "--out", tmp_path, *QUICK, "train.length=6it", "--resume")
+    assert resumed.status == 0 and "from step 4" in resumed.err
+    assert recipe.read_bytes() == before
+
+
+def test_fit(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import opabinia
+
+    monkeypatch.setattr("opabinia.training.autoconfig.probe.MOST_STEPS", 3)
+    with pytest.raises(opabinia.ConfigError, match="budget: not a time"):
+        opabinia.fit(data, budget="soon", out=tmp_path)
+    run = opabinia.fit(data, budget="30s", overrides=QUICK, out=tmp_path)
+    assert run.scores["val_ema/top1"] >= 0.5
+    assert run.predictor(data / "dark" / "0.png").readable["top"][0]["class"] in ("bright", "dark")
