@@ -47,7 +47,7 @@ class ClassScore:
 
 @dataclass(frozen=True)
 class Conclusion:
-    """What is known of the best checkpoint of a finished run.
+    """Facts about the best checkpoint of a finished run.
 
     Attributes:
         metric: its main score, such as ``val/top1``.

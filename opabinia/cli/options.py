@@ -54,6 +54,24 @@ Tasks = Annotated[
     str, typer.Option("--task", metavar="A,B", help="Tasks of a multi-task run; default: all.", show_default=False)
 ]
 
+Budget = Annotated[
+    str | None,
+    typer.Option(metavar="30m|8h", help="Wall time of training with its evaluations; default: 1h.", show_default=False),
+]
+DataTask = Annotated[
+    str | None,
+    typer.Option(
+        "--task",
+        metavar="TASK",
+        help="classification, detection, instance_segmentation, keypoints, segmentation, panoptic, reid, video or "
+        "selfsup; default: what the data is for.",
+        show_default=False,
+    ),
+]
+DataLayout = Annotated[
+    str | None, typer.Option("--layout", metavar="NAME", help="Layout of the data, if it has several.")
+]
+
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print warnings, errors and the final scores only.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout; everything else to stderr.")]
 

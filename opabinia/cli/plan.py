@@ -11,28 +11,10 @@ import typer
 
 from opabinia.cli.benchmark import device_bytes
 from opabinia.cli.errors import option_error, report_errors
-from opabinia.cli.options import Quiet
+from opabinia.cli.options import Budget, DataLayout, DataTask, Quiet
 from opabinia.runtime.quiet import quiet_terminal
 
 DEFAULT_BUDGET = "1h"
-
-Budget = Annotated[
-    str | None,
-    typer.Option(metavar="30m|8h", help="Wall time of training with its evaluations; default: 1h.", show_default=False),
-]
-TaskOption = Annotated[
-    str | None,
-    typer.Option(
-        "--task",
-        metavar="TASK",
-        help="classification, detection, instance_segmentation, keypoints, segmentation, panoptic, reid, video or "
-        "selfsup; default: what the data is for.",
-        show_default=False,
-    ),
-]
-LayoutOption = Annotated[
-    str | None, typer.Option("--layout", metavar="NAME", help="Layout of the data, if it has several.")
-]
 
 
 def plan(
@@ -42,8 +24,8 @@ def plan(
     ],
     budget: Budget = None,
     out: Annotated[Path | None, typer.Option(help="File of the recipe; default: DATA.yaml in this folder.")] = None,
-    task: TaskOption = None,
-    layout: LayoutOption = None,
+    task: DataTask = None,
+    layout: DataLayout = None,
     gpus: Annotated[
         int | None, typer.Option(min=1, help="Plan for another machine with this number of GPUs.", show_default=False)
     ] = None,
@@ -130,36 +112,31 @@ class PlanOptions(NamedTuple):
 
 
 def planned_recipe(
-    recipe: str, options: PlanOptions, overrides: list[str], out: Path, name: str, resume: str | None
+    data: str, options: PlanOptions, overrides: list[str], out: Path, name: str, resume: str | None
 ) -> str:
-    """Return the recipe to train: that which is planned for data, or the given one.
+    """Plan a recipe for data, unless a run of it is resumed; return its path.
 
     The files of a plan are in ``<out>/<data>/<name>.plan``, beside the run folder.
 
     Args:
-        recipe: the first argument of ``train``.
+        data: the first argument of ``train``.
         options: options for planning.
         overrides, out, name, resume: as given to ``train``.
 
     Raises:
         ConfigError: the data is not recognized, the run exists already, or options do not fit.
     """
-    from opabinia.config.paths import check_not_overwritten, check_run_name, folder_for, holds_data, plan_file
+    from opabinia.config.paths import check_not_overwritten, check_run_name, folder_for, plan_file
 
-    if not holds_data(recipe):
-        for option, value in options._asdict().items():
-            if value is not None:
-                raise option_error(f"--{option}", f"is for a folder of data, and {recipe} is a recipe; remove it")
-        return recipe
     if int(os.environ.get("WORLD_SIZE") or 1) > 1:
-        message = f"is data: write a recipe first (opabinia plan {recipe} --out mine.yaml), then train mine.yaml"
-        raise option_error("", f"{recipe} {message}")
+        message = f"is data: write a recipe first (opabinia plan {data} --out mine.yaml), then train mine.yaml"
+        raise option_error("", f"{data} {message}")
     check_run_name(name)
-    file = plan_file(recipe, out, name)
+    file = plan_file(data, out, name)
     if resume is not None and file.is_file():
         return str(file)
     folder = folder_for(file, out, name)
     if resume is None:
         check_not_overwritten(folder)
-    write_recipe(recipe, file, options.budget, options.task, options.layout, overrides=overrides)
+    write_recipe(data, file, options.budget, options.task, options.layout, overrides=overrides)
     return str(file)

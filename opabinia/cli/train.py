@@ -5,15 +5,19 @@ from __future__ import annotations
 import io
 import os
 import sys
+from collections.abc import Mapping
 from contextlib import redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from opabinia.cli.errors import leave, option_error, report_errors
 from opabinia.cli.options import (
     AsJson,
+    Budget,
+    DataLayout,
+    DataTask,
     ElasticNodes,
     Endpoint,
     MaxRestarts,
@@ -25,7 +29,6 @@ from opabinia.cli.options import (
     RunsFolder,
 )
 from opabinia.cli.outcome import words_of
-from opabinia.cli.plan import Budget, LayoutOption, PlanOptions, TaskOption, planned_recipe
 from opabinia.cli.processes import layout, run_in_many
 from opabinia.runtime.quiet import quiet_terminal
 from opabinia.runtime.slurm import is_step, launched_rank
@@ -56,8 +59,8 @@ def train(
     rdzv_endpoint: Endpoint = None,
     max_restarts: MaxRestarts = 3,
     budget: Budget = None,
-    task: TaskOption = None,
-    layout_name: LayoutOption = None,
+    task: DataTask = None,
+    data_layout: DataLayout = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
@@ -82,17 +85,11 @@ def train(
     opabinia train classification/digits --nproc auto --nnodes 2 --node-rank 0 --rdzv-endpoint node0:29500
     """
     with report_errors(), quiet_terminal(quiet):
-        plan_options = PlanOptions(budget, task, layout_name)
-        recipe = planned_recipe(recipe, plan_options, overrides or [], out, name, resume)
+        plan_options = {"budget": budget, "task": task, "layout": data_layout}
+        recipe = _recipe_of(recipe, plan_options, overrides or [], out, name, resume)
         many = layout(nproc, nnodes, node_rank, rdzv_endpoint, max_restarts)
         if seeds is not None:
-            from opabinia.cli.sweep import train_seeds
-
-            if resume is not None:
-                raise option_error("--resume", "remove it: with --seeds the same command resumes unfinished runs")
-            if many is not None:
-                raise option_error("--nproc", "remove it: --seeds trains in one process")
-            return train_seeds(recipe, overrides or [], seeds, out=out, name=name, as_json=as_json)
+            return _train_seeds(recipe, overrides or [], seeds, out, name, as_json, resume, many)
         if many is not None and many.is_elastic and resume != "auto":
             raise option_error("--resume", "give auto: with --nnodes MIN:MAX any machine may begin or resume the run")
         resolved = _check_at_once(recipe, overrides or [], out, name, resume, many.node_rank if many else 0)
@@ -109,11 +106,55 @@ def train(
             folder, scores = run(recipe, overrides or [], out=out, name=name, resume=resume, resolved=resolved)
         except Stopped as stopped:
             leave(stopped.exit_status)
-        from opabinia.cli.conclusion import conclude
-        from opabinia.config.paths import facts_file
+        _print_result(folder, scores, _conclusion(recipe, folder), quiet, as_json)
 
-        conclusion = conclude(folder) if facts_file(Path(recipe)).is_file() else None
-        _print_result(folder, scores, conclusion, quiet, as_json)
+
+def _recipe_of(
+    recipe: str, options: Mapping[str, str | None], overrides: list[str], out: Path, name: str, resume: str | None
+) -> str:
+    """Return the recipe to train: the given one, or that which is planned for data.
+
+    Raises:
+        ConfigError: the data is not recognized, or options for data are given with a recipe.
+    """
+    from opabinia.config.paths import holds_data
+
+    if holds_data(recipe):
+        from opabinia.cli.plan import PlanOptions, planned_recipe
+
+        return planned_recipe(recipe, PlanOptions(**options), overrides, out, name, resume)
+    for option, value in options.items():
+        if value is not None:
+            raise option_error(f"--{option}", f"is for a folder of data, and {recipe} is a recipe; remove it")
+    return recipe
+
+
+def _train_seeds(
+    recipe: str, overrides: list[str], seeds: str, out: Path, name: str, as_json: bool, resume: str | None, many: Any
+) -> None:
+    """Train a run for each seed.
+
+    Raises:
+        ConfigError: the seeds are wrong, or an option does not fit.
+    """
+    from opabinia.cli.sweep import train_seeds
+
+    if resume is not None:
+        raise option_error("--resume", "remove it: with --seeds the same command resumes unfinished runs")
+    if many is not None:
+        raise option_error("--nproc", "remove it: --seeds trains in one process")
+    train_seeds(recipe, overrides, seeds, out=out, name=name, as_json=as_json)
+
+
+def _conclusion(recipe: str, folder: Path) -> Conclusion | None:
+    """Return the conclusion of a planned run; None for other runs."""
+    from opabinia.config.paths import facts_file
+
+    if not facts_file(Path(recipe)).is_file():
+        return None
+    from opabinia.cli.conclusion import conclude
+
+    return conclude(folder)
 
 
 def _check_at_once(

@@ -17,7 +17,7 @@ TaskName = Literal[
     "video",
     "selfsup",
 ]
-"""What a dataset can be used for."""
+"""Tasks that a dataset can be used for."""
 
 TASK_NAMES: tuple[TaskName, ...] = get_args(TaskName)
 
@@ -27,7 +27,7 @@ Section = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """What the files of a folder mean, and the sources that read them.
+    """The meaning of the files of a folder, and the sources that read them.
 
     Attributes:
         name: the layout in one word, such as ``class_folders`` or ``yolo``.

@@ -42,7 +42,7 @@ SPLIT = ".split.json"
 
 @dataclass(frozen=True, kw_only=True)
 class SavedPlan:
-    """What a plan was made from, as saved beside the recipe: ``opabinia plan RECIPE --explain`` reads it.
+    """The facts behind a plan, as saved beside the recipe: ``opabinia plan RECIPE --explain`` reads it.
 
     Attributes:
         version: :data:`VERSION`.

@@ -1,4 +1,4 @@
-"""What a recipe is planned from: the data, the machine, the budget, the weights at hand, and measured speeds."""
+"""The facts that a recipe is planned from: data, machine, budget, weights at hand and measured speeds."""
 
 from __future__ import annotations
 
@@ -112,5 +112,5 @@ class Situation:
 
     @property
     def task(self) -> TaskName:
-        """What is to be learned."""
+        """The task to plan for."""
         return self.profile.task
