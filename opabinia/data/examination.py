@@ -63,16 +63,20 @@ class Examination:
         return self.indices[rows], [value for scan in self.scans if (value := scan.image_hash) is not None]
 
     def near_duplicates(self) -> NDArray[np.int64]:
-        """Return index pairs of near-duplicates (P x 2), and of files or pixels that are the same."""
+        """Return index pairs of images that look alike, by their hashes (P x 2)."""
         indices, hashes = self.hashes
-        pairs = [indices[find_near_pairs(hashes, _NEAR)]]
-        for name in ("file_digest", "pixel_digest"):  # also of images that are too small to have a hash
+        return indices[find_near_pairs(hashes, _NEAR)]
+
+    def identical(self) -> NDArray[np.int64]:
+        """Return index pairs of samples with the same file or the same pixels (P x 2)."""
+        pairs = [np.zeros((0, 2), dtype=np.int64)]
+        for name in ("file_digest", "pixel_digest"):
             first: dict[bytes, int] = {}
             for index, scan in zip(self.indices.tolist(), self.scans, strict=True):
                 digest = getattr(scan, name)
                 if digest is not None and first.setdefault(digest, index) != index:
                     pairs.append(np.array([[first[digest], index]]))
-        return np.unique(np.concatenate(pairs), axis=0)
+        return np.concatenate(pairs)
 
 
 def examine(

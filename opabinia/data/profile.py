@@ -146,7 +146,7 @@ def profile_dataset(
             known = examined[1] if examined and name == "val" else None
             splits[name] = source, known or examine(source, seed=seed, limit=limit // _OTHER_PART)
     leaks = find_leaks(splits)
-    duplicates = len(train) - int(connect([examination.near_duplicates()], len(train)).max(initial=-1) + 1)
+    alike = connect([examination.identical(), examination.near_duplicates()], len(train))
     return DatasetProfile(
         task=task,
         samples=len(train),
@@ -161,7 +161,7 @@ def profile_dataset(
         aspects=_quantiles(sizes[:, 1] / np.maximum(sizes[:, 0], 1)),
         seconds=_quantiles([scan.length.seconds for scan in scans if scan.length is not None]),
         fps=_quantiles([scan.length.fps for scan in scans if scan.length is not None]),
-        duplicates=duplicates,
+        duplicates=len(train) - int(alike.max(initial=-1) + 1),
         leaks=sum(leak.count for leak in leaks if leak.splits == ("train", "val")),
         leaked=tuple(map(str, leaks)),
         unreadable=tuple(scan.id for scan in examination.scans if scan.error is not None)[:_MAX_UNREADABLE],

@@ -97,7 +97,8 @@ def find_groups(source: Source, examination: Examination) -> Indices:
       and those of different ones do not; or, one by one, if consecutive ones are more alike than others of the same
       name are. ``img_0001`` to ``img_9999`` of unrelated images are no group.
 
-    A name that more than half of a class has in common is ignored, because it is no name of an original.
+    A name that more than half of a class has in common is ignored, because it is no name of an original; and so is that
+    more than half of a class are near-duplicates, because parts before the same camera are not one part.
 
     Args:
         source: of the samples.
@@ -111,7 +112,8 @@ def find_groups(source: Source, examination: Examination) -> Indices:
     if likeness.runs_are_recordings(names.runs):
         clips = np.where(clips < 0, _without_large(names.runs, scopes), clips)
     runs = np.where(clips < 0, names.runs, -1)
-    pairs = [examination.near_duplicates(), chain_equal(originals), chain_equal(clips)]
+    near = _near_duplicates(examination, scopes)
+    pairs = [examination.identical(), near, chain_equal(originals), chain_equal(clips)]
     if not examination.is_complete:
         pairs.append(chain_equal(same_files([source])))
     return connect([*pairs, likeness.frames(runs, names.numbers)], len(source))
@@ -225,8 +227,16 @@ def _scopes(info: SourceInfo, count: int) -> Indices:
 def _without_large(codes: Indices, scopes: Indices) -> Indices:
     """Return the codes of groups, -1 of those that are more than :data:`_MAX_SHARE` of the class of a sample."""
     distinct, rows, sizes = np.unique(codes, return_index=True, return_counts=True)
-    limits = _MAX_SHARE * np.bincount(scopes)[scopes[rows]]
+    limits = _MAX_SHARE * np.bincount(scopes)[scopes[rows]] if len(scopes) else sizes
     return np.where(np.isin(codes, distinct[(sizes > limits) & (sizes > 1)]), -1, codes)
+
+
+def _near_duplicates(examination: Examination, scopes: Indices) -> NDArray[np.int64]:
+    """Return index pairs (P x 2) that connect near-duplicates, without those that are most of the images of a class."""
+    read = examination.indices
+    pairs = np.searchsorted(read, examination.near_duplicates())
+    groups = _without_large(connect([pairs], len(read)), scopes[read])
+    return read[chain_equal(groups)]
 
 
 def chain_equal(codes: Indices) -> NDArray[np.int64]:

@@ -42,7 +42,7 @@ def validation_size(samples: int) -> int:
     100 validation samples, 1.6 with 1,000, 0.7 with 5,000, which is less than differences that matter. More would only
     cost training samples and time. A small dataset gives 20 %, as is common.
     """
-    return min(max(round(SHARE * samples), min(round(SMALL_SHARE * samples), MIN_SIZE)), MAX_SIZE)
+    return min(max(round(SHARE * samples), min(round(SMALL_SHARE * samples), MIN_SIZE), 1), MAX_SIZE)
 
 
 def class_quotas(counts: Sequence[int], total: int) -> Indices:
@@ -138,7 +138,7 @@ def choose_validation(source: Source, groups: Indices, *, seed: int, present: Ra
     chosen = draw.choose(validation_size(count))
     if not chosen.any():
         log.warning("validation: the samples belong together (frames of one recording?); the last of them are held out")
-        chosen[-validation_size(count) :] = True
+        chosen = draw.choose_last(validation_size(count))
     return np.flatnonzero(chosen)
 
 
@@ -230,6 +230,14 @@ class _Draw:
         # Rare classes have no quota. If there are many of them, any samples are taken that their classes can spare.
         self._take(self._shuffled, slice(None), total)
         return self._chosen
+
+    def choose_last(self, total: int) -> NDArray[np.bool_]:
+        """Return the last samples of each stratum (bool, N), whatever their groups are."""
+        chosen = np.zeros_like(self._chosen)
+        quotas = class_quotas(self._sizes.tolist(), total)
+        for stratum in np.flatnonzero(quotas).tolist():
+            chosen[np.flatnonzero(self._strata == stratum)[-quotas[stratum] :]] = True
+        return chosen
 
     def _take(self, groups: Indices, strata: list[int] | slice, quota: int) -> None:
         """Choose groups until ``quota`` samples of some strata are chosen: rather too few than too many, and never more

@@ -136,6 +136,17 @@ def test_near_duplicates_are_a_group(tmp_path: Path) -> None:
     assert len(set(groups.values())) == 21
 
 
+def test_parts_before_the_same_camera_are_no_duplicates(tmp_path: Path) -> None:
+    for number in range(30):
+        image = drawn(0, (256, 192))
+        image.paste((number * 8, 90, 30), (90 + number % 3, 90, 100, 97))
+        image.save(tmp_path / f"{number * 7 % 30:03d}.png")
+    source = Images(root=tmp_path)
+    examination = examine(source, workers=0)
+    assert len(examination.near_duplicates()) > 100
+    assert len(set(find_groups(source, examination).tolist())) == 30
+
+
 def test_files_that_were_not_read_are_compared(tmp_path: Path) -> None:
     for number in range(6):
         (tmp_path / f"{number}.jpg").write_bytes(bytes([number % 3]) * (5000 + number // 3))

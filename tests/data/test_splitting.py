@@ -37,7 +37,7 @@ def apart(count: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
 
 @pytest.mark.parametrize(
     ("samples", "expected"),
-    [(2, 0), (5, 1), (100, 20), (5000, 1000), (8000, 1000), (20_000, 2000), (50_000, 5000), (10**6, 5000)],
+    [(2, 1), (5, 1), (100, 20), (5000, 1000), (8000, 1000), (20_000, 2000), (50_000, 5000), (10**6, 5000)],
 )
 def test_validation_size(samples: int, expected: int) -> None:
     assert validation_size(samples) == expected
@@ -52,6 +52,7 @@ def test_validation_size(samples: int, expected: int) -> None:
         ([2, 2, 2, 2, 2], 2, [1, 1, 0, 0, 0]),
         ([3] * 10, 2, [1, 1, *[0] * 8]),
         ([0, 50], 10, [0, 10]),
+        ([1, 2], 1, [0, 1]),
     ],
 )
 def test_quotas_of_classes(counts: list[int], total: int, expected: list[int]) -> None:
@@ -98,6 +99,9 @@ def test_groups_stay_together(size: int) -> None:
 def test_one_group_cannot_be_divided_and_its_last_samples_are_held_out(caplog: pytest.LogCaptureFixture) -> None:
     assert choose_validation(files(10), np.zeros(10, dtype=np.int64), seed=0).tolist() == [8, 9]
     assert "the samples belong together" in caplog.text
+    labels = np.repeat([0, 1, 2], [10, 5, 1])
+    together = np.zeros(16, dtype=np.int64)
+    assert choose_validation(files(16, labels=labels), together, seed=0).tolist() == [8, 9, 14]
 
 
 @pytest.mark.parametrize(
