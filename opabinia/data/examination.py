@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from opabinia.contracts import Indices, Source
 from opabinia.data.check.image_hash import ImageHash, find_near_pairs
 from opabinia.data.check.scan import SampleScan, scan_samples
+from opabinia.runtime.local_copies import fetch_all
 from opabinia.runtime.log import log
 from opabinia.runtime.progress import progress_bar
 from opabinia.runtime.resources import cores
@@ -28,6 +29,9 @@ SECONDS = 60.0
 
 _FIRST = 64
 """Samples whose size decides how many are read."""
+
+_BLOCK = 250
+"""Samples that are read together; those of remote storage are fetched together."""
 
 _VIDEO_FRAMES = 20
 """Cost of a video, in frames: three are decoded, with those before them."""
@@ -96,19 +100,23 @@ def examine(
 
     Raises:
         WorkerDied: reading has killed a process.
+        StorageError: remote storage does not answer.
     """
     order = _draw(len(source), limit, seed)
-    positions = [(0, index) for index in order.tolist()]
     processes = cores() if workers is None else workers
     end = time.monotonic() + seconds
     was_disabled, log.disabled = log.disabled, True  # damage is a result here, not a warning
     try:
-        few = len(positions) <= _FIRST
-        scans = list(_until(end, scan_samples([source], positions[:_FIRST], 0 if few else processes)))
-        rest = positions[len(scans) : _affordable(scans, len(positions))]
-        if rest and time.monotonic() < end:
+        scans = _read(source, order[:_FIRST], 0 if len(order) <= _FIRST else processes, end)
+        rest = order[len(scans) : _affordable(scans, len(order))]
+        if len(rest) and time.monotonic() < end:
             with progress_bar("look at the data", len(rest)) as bar:
-                scans += _until(end, bar.track(scan_samples([source], rest, processes)))
+                for start in range(0, len(rest), _BLOCK):
+                    block = _read(source, rest[start : start + _BLOCK], processes, end)
+                    scans += block
+                    bar.advance(len(block))
+                    if time.monotonic() > end:
+                        break
     finally:
         log.disabled = was_disabled
     read = order[: len(scans)]
@@ -116,12 +124,16 @@ def examine(
     return Examination(read[rows], [scans[row] for row in rows.tolist()], len(scans) == len(source))
 
 
-def _until(end: float, scans: Iterable[SampleScan]) -> Iterator[SampleScan]:
-    """Yield scans until this time of ``time.monotonic``, and at least one."""
-    for scan in scans:
-        yield scan
+def _read(source: Source, indices: Indices, workers: int, end: float) -> list[SampleScan]:
+    """Read samples in this order, until ``end`` of ``time.monotonic``, and at least one."""
+    fetch_all(path for index in indices.tolist() for path in source.paths(index))
+    scans = []
+    # A single worker is no faster than none.
+    for scan in scan_samples([source], [(0, index) for index in indices.tolist()], workers if workers > 1 else 0):
+        scans.append(scan)
         if time.monotonic() > end:
-            return
+            break
+    return scans
 
 
 def _affordable(scans: Sequence[SampleScan], count: int) -> int:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import fsspec
 import numpy as np
 import pytest
 from PIL import Image
 
 from opabinia.data import examination
 from opabinia.data.examination import examine
+from opabinia.data.sample_groups import find_groups
 from opabinia.data.sources import Images
+from opabinia.runtime import local_copies, storage
 from tests.data.check.images import save
 
 
@@ -60,3 +63,20 @@ def test_gray_and_16_bits(tmp_path: Path) -> None:
     Image.new("RGB", (8, 8), (7, 8, 9)).save(tmp_path / "c.png")
     scans = examine(Images(root=tmp_path), workers=0).scans
     assert [(scan.bits, scan.is_gray) for scan in scans] == [(16, True), (8, True), (8, False)]
+
+
+def test_remote_files_are_fetched_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPABINIA_REMOTE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(storage, "PATIENCE", 0.0)
+    memory = fsspec.filesystem("memory")
+    for number in range(10):
+        memory.pipe_file(f"/examined/{number}.png", save(tmp_path / "image.png", number, (80, 64)).read_bytes())
+    source = Images(root=Path(local_copies.local_copy("memory://examined")))
+    calls: list[int] = []
+    monkeypatch.setattr(examination, "fetch_all", lambda paths: calls.append(len(list(paths))))
+    examined = examine(source, limit=4, workers=0)
+    assert calls == [4] and all(scan.size == (64, 80) for scan in examined.scans)
+    assert sum(local_copies.is_placeholder(source.path(index)) for index in range(10)) == 6
+    find_groups(source, examined)  # the others stay where they are
+    assert sum(local_copies.is_placeholder(source.path(index)) for index in range(10)) == 6
+    memory.rm("/examined", recursive=True)
