@@ -139,7 +139,7 @@ def find_class_files(
         if not names:
             if any(root.glob("annotations/instances_*.json")):
                 message = f"{root} holds COCO data (annotations/instances_*.json), not one folder per class"
-                raise ValueError(f"{message}; `opabinia train {root}` names recipes for it")
+                raise ValueError(f"{message}; `opabinia train {root}` reads it")
             raise ValueError(f"class folder {root / folder} has no {kind} ({', '.join(suffixes)})")
     labels = np.repeat(np.arange(len(chosen), dtype=np.int64), [len(names) for names in files])
     return root, chosen, [name for names in files for name in names], labels

@@ -533,6 +533,11 @@ SEGMENTATION = [
         *("cityscapes", "segmentation", 2, 2),
     ),
     Case(
+        "COCO-Stuff",
+        steps(images("{train,val}2017/{1..2}.jpg"), maps("stuffthingmaps/{train,val}2017/{1..2}.png")),
+        *("coco_stuff", "segmentation", 2, 2),
+    ),
+    Case(
         "ADE20K",
         steps(
             images("ADE/images/{training,validation}/{1..2}.jpg"),

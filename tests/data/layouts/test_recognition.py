@@ -70,6 +70,64 @@ def test_questions_and_errors(case: Wrong, tmp_path: Path) -> None:
     assert len(message.splitlines()) < 12
 
 
+FEATURES = {"picture": {"_type": "Image"}, "kind": {"names": ["a"], "_type": "ClassLabel"}}
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        (
+            {
+                "dataset_dict.json": {"splits": ["train", "validation"]},
+                "train/dataset_info.json": {"features": FEATURES},
+                "validation/dataset_info.json": {"features": FEATURES},
+            },
+            {"name": "hugging_face", "dataset": "ROOT", "split": "train", "image": "picture", "label": "kind"},
+        ),
+        (
+            {"state.json": {"_split": "train"}, "dataset_info.json": {"features": FEATURES}},
+            {"name": "hugging_face", "dataset": "ROOT", "split": "train", "image": "picture", "label": "kind"},
+        ),
+        ({"train/films.json": {}, "val/films.json": {}}, {"name": "packed_videos", "root": "ROOT/train"}),
+        (
+            {"list_train.txt": "", "list_query.txt": "", "list_gallery.txt": "", "list_val.txt": ""},
+            {"name": "msmt17", "root": "ROOT", "split": "train"},
+        ),
+        (
+            {"images_labeled/1.png": "", "splits_new_labeled.json": []},
+            {"name": "cuhk03", "root": "ROOT", "split": "train"},
+        ),
+        ({"Ebay_train.txt": "", "Ebay_test.txt": ""}, {"name": "online_products", "root": "ROOT", "split": "train"}),
+    ],
+)
+def test_sections_of_files_that_need_more_to_be_opened(
+    files: dict[str, Any], expected: dict[str, str], tmp_path: Path
+) -> None:
+    for name, value in files.items():
+        Maker(tmp_path).json(name, value)
+    assert recognize(tmp_path).train == {key: value.replace("ROOT", str(tmp_path)) for key, value in expected.items()}
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"image": [{"bytes": b"x", "path": "1.jpg"}], "label": [1]}, "x.parquet holds the images themselves"),
+        ({"path": ["1.jpg", "2.jpg"], "label": ["a", "b"]}, ""),
+    ],
+)
+def test_parquet_files(columns: dict[str, Any], message: str, tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    images("{1..2}.jpg")(Maker(tmp_path))
+    parquet.write_table(pyarrow.table(columns), tmp_path / "x.parquet")
+    if message:
+        with pytest.raises(ConfigError, match=message):
+            recognize(tmp_path)
+    else:
+        assert len(open_source(recognize(tmp_path).train)) == 2
+
+
 # --- places -----------------------------------------------------------------------------------------------------------
 
 

@@ -135,7 +135,7 @@ def test_folder_errors(pets: Path, root: str, classes: list[str] | None, message
 def test_coco_data_is_no_folder_per_class(pets: Path) -> None:
     (pets / "annotations").mkdir()
     (pets / "annotations" / "instances_val.json").write_text("{}")
-    with pytest.raises(ValueError, match=rf"{pets} holds COCO data .*`opabinia train {pets}` names recipes for it"):
+    with pytest.raises(ValueError, match=rf"{pets} holds COCO data .*`opabinia train {pets}` reads it"):
         ImageFolder(root=pets)
 
 
