@@ -158,7 +158,8 @@ def _image_folders(folder: Folder) -> dict[str, str]:
         if _sample_lines(folder, place):
             found[split] = place
     if not found:  # images and label files beside each other, such as obj_train_data
-        below = [name for name in folder.folders[:50] if _sample_lines(folder, name)]
+        below = [name for name in folder.folders[:50] if folder.sub(name).named(*EXTENSIONS)]
+        below = [name for name in below if _sample_lines(folder, name)]
         found = {split_in(name) or "train": name for name in below} if len(below) < 4 else {}
     if not found and folder.named(*EXTENSIONS):
         found = {"train": ""}

@@ -760,6 +760,11 @@ BROKEN = [
         ["several folders of data", "a"],
     ),
     Wrong(
+        "several folders of data, of which one has boxes",
+        steps(images("{a,b}/{train,val}/{x,y}/1.jpg"), lambda make: yolo(make, ("c/images/train", "c/labels/train"))),
+        ["several folders of data", "a"],
+    ),
+    Wrong(
         "folders with a few images",
         steps(
             images("{docs,tests}/x/1.png"),
