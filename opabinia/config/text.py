@@ -18,15 +18,15 @@ def flatten(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def describe_source(source: Mapping[str, Any]) -> str:
-    """Return the name of a source and the place of its data: ``coco, root a/val, file a/val.json``.
+    """Return the name of a source and the place of its data: ``coco, root a/val, file a/val.json``, or
+    ``subset, file split.json, split val of coco, root a ...``.
 
     Args:
         source: its complete section.
     """
-    if isinstance(source.get("source"), Mapping):
-        return f"{source['name']} of {describe_source(source['source'])}"
-    keys = ("root", "file", "data", "files", "dataset", "split")
-    return ", ".join([str(source["name"]), *(f"{key} {source[key]}" for key in keys if source.get(key))])
+    keys, inner = ("root", "file", "data", "files", "dataset", "split"), source.get("source")
+    text = ", ".join([str(source["name"]), *(f"{key} {source[key]}" for key in keys if source.get(key))])
+    return f"{text} of {describe_source(inner)}" if isinstance(inner, Mapping) else text
 
 
 def dump(config: Mapping[str, Any]) -> str:

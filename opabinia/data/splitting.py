@@ -89,6 +89,9 @@ def split_dataset(
         chosen = choose_identities(source, groups, seed=seed)
     else:
         chosen = choose_validation(source, groups, seed=seed, present=_present_in_maps(source, examination))
+    # Samples that cannot be read can be skipped in training, not in an evaluation.
+    unreadable = [index for index, scan in zip(examination.indices, examination.scans, strict=True) if scan.error]
+    chosen = np.setdiff1d(chosen, unreadable)
     keys = list(source.split_keys())
     write_split(file, [keys[index] for index in chosen.tolist()])
     others = np.setdiff1d(np.arange(len(source)), chosen)

@@ -140,6 +140,7 @@ def test_a_dataset_is_split_in_a_file(task: TaskName, tmp_path: Path) -> None:
     else:
         for number in range(20):
             save(tmp_path / "ab"[number % 2] / f"{number}.png", number)
+            (tmp_path / "ab"[number % 2] / f"broken{number}.png").write_bytes(b"no image")
         source = ImageFolder(root=tmp_path) if task == "classification" else Images(root=tmp_path)
     train, val = split_dataset(source, tmp_path / "split.json", task=task, limit=50)
     content = (tmp_path / "split.json").read_text()
@@ -150,6 +151,7 @@ def test_a_dataset_is_split_in_a_file(task: TaskName, tmp_path: Path) -> None:
         for split in ("train", "val")
     ]
     assert len(parts[0]) + len(parts[1]) == len(source)
+    assert all(scan.error is None for scan in val.scans)
     for part, examination in zip(parts, (train, val), strict=True):
         assert [part.id(index) for index in examination.indices.tolist()] == [scan.id for scan in examination.scans]
     if task == "reid":

@@ -62,6 +62,8 @@ def test_a_source_reads_other_data_of_its_layout(
     assert redirect_source(source, Path(path), "data.val.source") == {**source, **expected}
     wrapped = {"name": "video_views", "source": source, "clips": 2}
     assert redirect_source(wrapped, Path(path), "data.val.source") == {**wrapped, "source": {**source, **expected}}
+    subset = {"name": "subset", "source": source, "file": "split.json", "split": "val"}
+    assert redirect_source(subset, Path(path), "data.val.source") == {**source, **expected}
 
 
 @pytest.mark.parametrize(
@@ -141,3 +143,5 @@ def test_scores_of_other_checkpoints_and_weights_are_kept(tmp_path: Path, caplog
     assert describe_source(source) == "coco, root a/val, file a/annotations/instances_val.json"
     wrapped = {"name": "video_views", "source": {"name": "videos", "root": "b"}}
     assert describe_source(wrapped) == "video_views of videos, root b"
+    subset = {"name": "subset", "source": {"name": "images", "root": "b"}, "file": "split.json", "split": "val"}
+    assert describe_source(subset) == "subset, file split.json, split val of images, root b"

@@ -68,10 +68,9 @@ def _result(prefix: str, source: str, pipeline: str, scores: Mapping[str, float]
 
 def _source(section: Mapping[str, Any]) -> str:
     """Return the name of a source, and its split, folder and file without the folders that they are in."""
-    if isinstance(section.get("source"), Mapping):
-        return f"{section['name']} of {_source(section['source'])}"
     values = [section["name"], *(Path(str(section[key])).name for key in _SOURCE_KEYS if section.get(key))]
-    return _plain(", ".join(map(str, dict.fromkeys(values))))
+    text, inner = _plain(", ".join(map(str, dict.fromkeys(values)))), section.get("source")
+    return f"{text} of {_source(inner)}" if isinstance(inner, Mapping) else text
 
 
 def _scores(description: Description, sources: Mapping[str, str]) -> str:
