@@ -149,7 +149,7 @@ def conclude(folder: Path, *, seconds: float = MAX_SECONDS, curve_seconds: float
         interval=interval,
         other_sets={key: scores[key] for key in _of_other_sets(metric, scores)},
         baselines=known,
-        worst_classes=worst_classes(tables, "videos" if interval and interval["unit"] == "videos" else "images"),
+        worst_classes=worst_classes(tables, name, "videos" if interval and interval["unit"] == "videos" else "images"),
         advice=[*_advice(folder, lines, metric, scores[metric], interval, known, curve_seconds), *later],
     )
 
@@ -207,15 +207,16 @@ def _tables(folder: Path, step: int) -> Mapping[str, Any]:
     return {}
 
 
-def worst_classes(tables: Mapping[str, Any], samples: str) -> list[ClassScore]:
+def worst_classes(tables: Mapping[str, Any], score: str, samples: str) -> list[ClassScore]:
     """Return the classes with the lowest scores below 1, at most three and fewer than there are.
 
     Args:
         tables: ``details.json`` of an evaluation.
+        score: name of the main score, which classes may have, too; otherwise their own.
         samples: name of its samples, ``images`` or ``videos``.
     """
     rows = tables.get("per_class") or []
-    key = next((name for name in _CLASS_SCORES if rows and name in rows[0]), None)
+    key = next((name for name in (score, *_CLASS_SCORES) if rows and name in rows[0]), None)
     if key is None:
         return []
     pixels = max(1, sum(row.get("pixels", 0) for row in rows))

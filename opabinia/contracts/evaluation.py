@@ -120,10 +120,10 @@ class Evaluator:
         ``compute``, with the same states."""
         return {}
 
-    def resampling(self, states: Sequence[Any]) -> Resampling | None:
-        """Return the headline score as a function of weights of the samples; None if it cannot be resampled. Called
-        after ``compute``, with the same states."""
-        return None
+    def resamplings(self, states: Sequence[Any]) -> Sequence[Resampling]:
+        """Return the scores that can be computed from weights of the samples, for confidence intervals. Called after
+        ``compute``, with the same states, if that has given scores."""
+        return ()
 
     def files(self, states: Sequence[Any]) -> dict[str, Any]:
         """Return further files next to ``details.json``: JSON-serializable values by file name, texts for names that

@@ -37,6 +37,10 @@ CLASSES: dict[str, tuple[Sequence[Any], list[tuple[str, float, str]]]] = {
         ],
         [("cup", 0.1, "2 objects")],
     ),
+    "AP50": (
+        [{"class": "cell", "objects": 9, "AP": 0.5, "AP50": 0.6}, {"class": "cup", "objects": 2, "AP": 1, "AP50": 0.5}],
+        [("cup", 0.5, "2 objects")],
+    ),
     "IoU": (
         [{"class": "road", "pixels": 900, "IoU": 0.9}, {"class": "pole", "pixels": 100, "IoU": 0.2}],
         [("pole", 0.2, "10.0% of the pixels")],
@@ -55,7 +59,7 @@ CLASSES: dict[str, tuple[Sequence[Any], list[tuple[str, float, str]]]] = {
 
 @pytest.mark.parametrize(("rows", "expected"), CLASSES.values(), ids=CLASSES)
 def test_worst_classes(rows: Sequence[Any], expected: list[tuple[str, float, str]]) -> None:
-    assert worst_classes({"per_class": rows}, "images") == [ClassScore(*row) for row in expected]
+    assert worst_classes({"per_class": rows}, "AP50", "images") == [ClassScore(*row) for row in expected]
 
 
 CURVES: dict[str, tuple[list[float], float | None, str]] = {

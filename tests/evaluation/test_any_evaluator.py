@@ -150,7 +150,7 @@ def test_any_number_of_processes_gives_the_same_digits(make: Callable[[], Any], 
 
 
 WITHOUT_RESAMPLING = {
-    *("calibration", "worst samples", "losses", "linear probe", "linear svm", "low shot", "clustering", "collapse"),
+    *("calibration", "worst samples", "losses", "linear svm", "low shot", "clustering", "collapse"),
     *("single shot", "random gallery", "instances", "proposals", "scores of detections"),
 }
 """Cases without confidence intervals."""
@@ -163,15 +163,14 @@ def test_resampling_once_gives_the_score_and_intervals_do_not_depend_on_processe
     for processes in (1, 3):
         evaluator, rank_states = make(), states(make, TRAIN, data, processes)
         scores = evaluator.compute(rank_states)
-        resampling = evaluator.resampling(rank_states)
-        assert (resampling is None) == (name in WITHOUT_RESAMPLING)
-        if resampling is None:
-            return
-        assert resampling.name == next(iter(evaluator.better))
-        once = resampling.scores(np.ones((2, resampling.count)))
-        assert once.tolist() == pytest.approx([scores[resampling.name]] * 2, abs=1e-12)
-        intervals.append(confidence_interval(resampling))
-    assert intervals[0] == intervals[1] is not None
+        resamplings = evaluator.resamplings(rank_states)
+        assert (not resamplings) == (name in WITHOUT_RESAMPLING)
+        for number, resampling in enumerate(resamplings):
+            assert number or resampling.name == next(iter(evaluator.better)), "the headline score first"
+            once = resampling.scores(np.ones((2, resampling.count)))
+            assert once.tolist() == pytest.approx([scores[resampling.name]] * 2, abs=1e-12)
+        intervals.append([confidence_interval(resampling) for resampling in resamplings])
+    assert intervals[0] == intervals[1] and None not in intervals[0]
 
 
 @every_evaluator

@@ -58,7 +58,7 @@ class ValidationSet:
         training: the training data, read like this set, for evaluators that learn from it.
         training_samples: their number.
         every: period of its evaluation; None uses the period of all sets.
-        confidence: add confidence intervals of the evaluators' headline scores, ``top1_ci_low`` and ``top1_ci_high``.
+        confidence: add confidence intervals of scores, ``top1_ci_low`` and ``top1_ci_high``.
     """
 
     name: str
@@ -168,11 +168,11 @@ def _compute(evaluator: Evaluator, result: EvaluationResult, validation: Validat
         except DataMismatch as error:
             raise DataMismatch(f"{validation.name}: {error}") from error
         result.details.update(evaluator.details(states))
-        resampling = evaluator.resampling(states) if validation.confidence and scores else None
-        interval = None if resampling is None else confidence_interval(resampling)
-        if resampling is not None and interval is not None:
-            scores |= {f"{resampling.name}_ci_low": interval.low, f"{resampling.name}_ci_high": interval.high}
-            result.details.setdefault("confidence", {})[resampling.name] = asdict(interval)
+        for resampling in evaluator.resamplings(states) if validation.confidence and scores else ():
+            interval = confidence_interval(resampling)
+            if interval is not None:
+                scores |= {f"{resampling.name}_ci_low": interval.low, f"{resampling.name}_ci_high": interval.high}
+                result.details.setdefault("confidence", {})[resampling.name] = asdict(interval)
         result.files.update(evaluator.files(states))
         return scores
 

@@ -79,7 +79,7 @@ class Confusion(Evaluator):
             "confusion": sorted(cells, key=lambda cell: (cell[0] == cell[1], -cell[2], cell[0], cell[1])),
         }
 
-    def resampling(self, states: Sequence[list[tuple[int, int]]]) -> Resampling:
+    def resamplings(self, states: Sequence[list[tuple[int, int]]]) -> list[Resampling]:
         """Return the mean recall."""
         matrix = self._matrix(states).numpy()
         samples = matrix.sum(1)
@@ -95,7 +95,7 @@ class Confusion(Evaluator):
             means: NDArray[np.float64] = (hits / np.maximum(1, drawn)).sum(1) / (drawn > 0).sum(1)
             return means
 
-        return Resampling("mean_recall", "images", int(ends[-1]), scores, 3 * int(ends[-1]))
+        return [Resampling("mean_recall", "images", int(ends[-1]), scores, 3 * int(ends[-1]))]
 
 
 def _per_class(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

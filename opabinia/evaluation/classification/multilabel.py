@@ -116,7 +116,7 @@ class MultiLabel(Evaluator):
             ]
         }
 
-    def resampling(self, states: Sequence[Any]) -> Resampling:
+    def resamplings(self, states: Sequence[Any]) -> list[Resampling]:
         """Return the mAP."""
         logits, labels = _sorted_rows(states)
         columns = [_RankedSamples.of(logits[:, k], labels[:, k]) for k in range(logits.shape[1]) if labels[:, k].any()]
@@ -127,7 +127,7 @@ class MultiLabel(Evaluator):
             means: NDArray[np.float64] = np.nansum(precisions, 0) / np.where(present.any(0), present.sum(0), np.nan)
             return means
 
-        return Resampling("mAP", "images", len(logits), scores, 2 * logits.size)
+        return [Resampling("mAP", "images", len(logits), scores, 2 * logits.size)]
 
 
 class _RankedSamples(NamedTuple):
@@ -181,8 +181,8 @@ class AttributeRecognition(MultiLabel):
         attributes = attribute_scores(logits.sigmoid(), labels.double(), threshold=self._threshold)
         return {**attributes, **scores} if scores else {}
 
-    def resampling(self, states: Sequence[Any]) -> Resampling:
-        """Return ``mA``."""
+    def resamplings(self, states: Sequence[Any]) -> list[Resampling]:
+        """Return ``mA`` and ``mAP``."""
         logits, labels = _sorted_rows(states)
         predicted = torch.from_numpy(logits).sigmoid().double().numpy() >= self._threshold
         columns = [predicted & labels, labels, ~predicted & ~labels, ~labels]
@@ -196,7 +196,7 @@ class AttributeRecognition(MultiLabel):
             means: NDArray[np.float64] = np.nansum(recalls, 1) / np.where(present.any(1), present.sum(1), np.nan)
             return means
 
-        return Resampling("mA", "images", len(logits), scores, table.shape[1])
+        return [Resampling("mA", "images", len(logits), scores, table.shape[1]), *super().resamplings(states)]
 
 
 def _f1(counts: NDArray[Any]) -> NDArray[Any]:

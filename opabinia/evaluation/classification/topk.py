@@ -67,7 +67,7 @@ class TopK(Evaluator):
         totals = [sum(column) for column in zip(*(hits for hits, _ in states), strict=True)]
         return {f"top{k}": total / samples for k, total in zip(self.ks, totals, strict=True)}
 
-    def resampling(self, states: Sequence[tuple[list[int], int]]) -> Resampling:
+    def resamplings(self, states: Sequence[tuple[list[int], int]]) -> list[Resampling]:
         """Return the first of the shares."""
         right, samples = (sum(column) for column in zip(*((hits[0], count) for hits, count in states), strict=True))
-        return Resampling.share(f"top{self.ks[0]}", right, samples)
+        return [Resampling.share(f"top{self.ks[0]}", right, samples)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any, Literal
 
 import numpy as np
@@ -94,8 +95,7 @@ class PerVideo(Evaluator):
             tables |= evaluator.details([evaluator.state()])
         return tables
 
-    def resampling(self, states: Sequence[Videos]) -> Resampling | None:
-        """Return that of the first evaluator, of videos. Called after :meth:`compute`."""
-        first = self._evaluators[0]
-        resampled = first.resampling([first.state()])
-        return None if resampled is None else replace(resampled, unit="videos")
+    def resamplings(self, states: Sequence[Videos]) -> list[Resampling]:
+        """Return those of all evaluators, of videos. Called after :meth:`compute`."""
+        of_each = (evaluator.resamplings([evaluator.state()]) for evaluator in self._evaluators)
+        return [replace(resampling, unit="videos") for resampling in chain.from_iterable(of_each)]

@@ -15,7 +15,7 @@ from opabinia.contracts import Count, DatasetInfo, Fraction, Positive, Resamplin
 from opabinia.evaluation.detection.base import DetectionEvaluator, ImageResult
 from opabinia.evaluation.detection.coco_format import Annotations, Kind, coco_ground_truth, coco_results
 from opabinia.evaluation.detection.detection_errors import count_objects, error_tables
-from opabinia.evaluation.detection.resampling import rank_coco_boxes, recall_points, resampled_precision
+from opabinia.evaluation.detection.resampling import rank_by_coco, recall_points, resampled_precision
 from opabinia.evaluation.detection.rle import Floats
 
 PREFIXES: dict[Kind, str] = {"bbox": "", "segm": "mask_", "keypoints": "keypoint_"}
@@ -266,11 +266,17 @@ class CocoEvaluator(DetectionEvaluator):
             **error_tables(images, len(classes), self._confidence),
         }
 
-    def resampling(self, states: Sequence[list[ImageResult]]) -> Resampling:
-        """Return the AP of boxes."""
-        images, classes = self._results(states)[0], len(self._dataset_info.classes)
-        ranked = rank_coco_boxes(images, classes, _IOUS, self._max_detections["bbox"][-1])
-        return resampled_precision("AP", ranked, len(images), recall_points)
+    def resamplings(self, states: Sequence[list[ImageResult]]) -> list[Resampling]:
+        """Return ``AP`` and ``AP50`` of boxes, and of masks if they are predicted."""
+        images, tables = self._results(states)
+        result = []
+        for kind in (kind for kind in tables if kind != "keypoints"):
+            limit = self._max_detections[kind][-1]
+            ranked = rank_by_coco(images, kind, len(self._dataset_info.classes), _IOUS, limit)
+            for name, ious in {"AP": slice(None), "AP50": slice(1)}.items():
+                full = PREFIXES[kind] + name
+                result.append(resampled_precision(full, ranked, ious, len(images), recall_points))
+        return result
 
 
 @register.evaluator

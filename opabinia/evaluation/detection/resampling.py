@@ -9,7 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from opabinia.contracts import Resampling
-from opabinia.evaluation.detection.base import ImageResult, Ints
+from opabinia.contracts.masks import compress_rle
+from opabinia.evaluation.detection.base import ImageResult, Ints, to_corners
+from opabinia.evaluation.detection.coco_format import Kind
 
 Floats = NDArray[np.float64]
 
@@ -34,16 +36,23 @@ class RankedDetections(NamedTuple):
     objects: Ints
 
 
-def resampled_precision(name: str, classes: Sequence[RankedDetections], images: int, reached: Reached) -> Resampling:
+def resampled_precision(
+    name: str, classes: Sequence[RankedDetections], ious: slice, images: int, reached: Reached
+) -> Resampling:
     """Return the mean of the average precisions of classes and IoUs, over the classes with objects.
 
     Args:
         name: name of the score.
         classes: detections of each class.
+        ious: the IoUs that count.
         images: number of images.
         reached: the rule of the average: :func:`recall_points` ...
     """
-    counted = [_until_last_right(detections) for detections in classes if len(detections.objects)]
+    counted = [
+        _until_last_right(detections._replace(right=detections.right[ious]))
+        for detections in classes
+        if len(detections.objects)
+    ]
 
     def scores(weights: Floats) -> Floats:
         sums, present = np.zeros(len(weights)), np.zeros(len(weights))
@@ -96,13 +105,14 @@ def recall(found: Floats, objects: Floats) -> Floats:
     return found / objects
 
 
-def rank_coco_boxes(
-    images: Sequence[ImageResult], classes: int, thresholds: Floats, max_detections: int
+def rank_by_coco(
+    images: Sequence[ImageResult], kind: Kind, classes: int, thresholds: Floats, max_detections: int
 ) -> list[RankedDetections]:
-    """Match boxes by COCO's rule; return the detections of each class.
+    """Match boxes or masks by COCO's rule; return the detections of each class.
 
     Args:
         images: in the order in which they are evaluated: among equal scores the first image comes first.
+        kind: ``bbox`` or ``segm``.
         classes: number of classes.
         thresholds: IoUs, ascending, T.
         max_detections: per image and class.
@@ -110,13 +120,14 @@ def rank_coco_boxes(
     parts: list[list[tuple[Floats, NDArray[np.int8], Ints]]] = [[] for _ in range(classes)]
     objects: list[list[int]] = [[] for _ in range(classes)]
     for number, image in enumerate(images):
-        truth = image.ground_truth
-        for label in truth.labels[~truth.crowd].tolist():
+        truth, crowd = image.ground_truth, _crowds(image, kind)
+        for label in truth.labels[~crowd].tolist():
             objects[label].append(number)
         for label in np.unique(image.labels).tolist():
             rows = np.flatnonzero(image.labels == label)
             rows = rows[np.argsort(-image.scores[rows], kind="stable")][:max_detections]
-            right = _match(image.boxes[rows], image, label, thresholds)
+            mine = np.flatnonzero(truth.labels == label)
+            right = _match(_overlaps(image, kind, rows, mine, crowd[mine]), crowd[mine], thresholds)
             if label in truth.not_exhaustive:
                 right[right == 0] = -1
             parts[label].append((image.scores[rows], right, np.full(len(rows), number)))
@@ -129,31 +140,58 @@ def rank_coco_boxes(
     return ranked
 
 
-def _match(boxes: NDArray[Any], image: ImageResult, label: int, thresholds: Floats) -> NDArray[np.int8]:
-    """Match the detections of a class in an image (best first) to its objects: each takes the free object with the
-    largest IoU, or else a crowd, which several may share. Return :attr:`RankedDetections.right`."""
-    from faster_coco_eval.core.mask import iou as box_iou
+def _crowds(image: ImageResult, kind: Kind) -> NDArray[np.bool_]:
+    """Return which objects of an image are crowds; one without a mask is one where masks are compared."""
+    truth = image.ground_truth
+    if kind == "bbox":
+        return truth.crowd
+    return truth.crowd | np.array([not segment for segment in truth.segments or ()], np.bool_)
 
-    truth, limits = image.ground_truth, np.minimum(thresholds, 1 - 1e-10)
-    mine = np.flatnonzero(truth.labels == label)
-    right = np.zeros((len(limits), len(boxes)), np.int8)
-    if not len(mine):
-        return right
-    sides = boxes.astype(np.float64)
-    sides[:, 2:] -= sides[:, :2]
-    crowd = truth.crowd[mine]
-    overlaps = np.asarray(box_iou(sides.tolist(), truth.boxes[mine].tolist(), crowd.astype(int).tolist()))
-    overlaps = overlaps.reshape(len(boxes), len(mine))
-    free = np.ones((len(limits), len(mine)), np.bool_)
-    for row, most in enumerate(overlaps.max(1)):
+
+def _overlaps(image: ImageResult, kind: Kind, rows: Ints, columns: Ints, crowd: NDArray[np.bool_]) -> Floats:
+    """Return the IoU of some detections and objects of an image; of a crowd the share of the detection in it."""
+    from faster_coco_eval.core.mask import iou
+
+    if not len(rows) or not len(columns):
+        return np.zeros((len(rows), len(columns)))
+    truth = image.ground_truth
+    detected: list[Any]
+    annotated: list[Any]
+    if kind == "bbox":
+        boxes = image.boxes[rows].astype(np.float64)
+        boxes[:, 2:] -= boxes[:, :2]
+        detected, annotated = boxes.tolist(), truth.boxes[columns].tolist()
+    else:
+        masks, segments = image.masks or (), truth.segments or ()
+        left, top, right, bottom = to_corners(truth.boxes).T
+        detected = [{"size": truth.size, "counts": masks[row]} for row in rows]
+        corners = np.stack([left, top, left, bottom, right, bottom, right, top], 1).tolist()
+        filled = [segments[column] or compress_rle([corners[column]], truth.size) for column in columns]
+        annotated = [{"size": truth.size, "counts": counts} for counts in filled]
+    return np.asarray(iou(detected, annotated, crowd.astype(int).tolist())).reshape(len(rows), len(columns))
+
+
+def _match(overlaps: Floats, crowd: NDArray[np.bool_], thresholds: Floats) -> NDArray[np.int8]:
+    """Match detections of a class in an image (best first) to its objects: each takes the free object with the largest
+    overlap, or else a crowd, which several may share.
+
+    Args:
+        overlaps: IoU of detections and objects (D x N).
+        crowd: whether each object is a crowd (N).
+        thresholds: IoUs, ascending, T.
+
+    Returns: :attr:`RankedDetections.right` (T x D).
+    """
+    limits = np.minimum(thresholds, 1 - 1e-10)
+    right = np.zeros((len(limits), len(overlaps)), np.int8)
+    free = np.ones((len(limits), len(crowd)), np.bool_)
+    for row, most in enumerate(overlaps.max(1, initial=0)):
         for column, limit in enumerate(limits[limits <= most].tolist()):
             for candidates in (free[column] & ~crowd, crowd):
-                if not candidates.any():
-                    continue
                 # Of equal overlaps the last object is taken.
                 values = np.where(candidates, overlaps[row], -1.0)[::-1]
-                best = len(mine) - 1 - int(values.argmax())
-                if overlaps[row, best] >= limit:
+                best = len(crowd) - 1 - int(values.argmax())
+                if candidates[best] and overlaps[row, best] >= limit:
                     right[column, row] = -1 if crowd[best] else 1
                     free[column, best] = False
                     break

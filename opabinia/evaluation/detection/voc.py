@@ -104,11 +104,11 @@ class Voc(DetectionEvaluator):
             return {}
         return {name: float(values.mean()) for name, values in self._of_name(valid).items()}
 
-    def resampling(self, states: Sequence[list[ImageResult]]) -> Resampling:
-        """Return ``AP50``."""
+    def resamplings(self, states: Sequence[list[ImageResult]]) -> list[Resampling]:
+        """Return ``AP50`` and ``AP``."""
         images = self._results(states)[0]
-        ranked = [detections._replace(right=detections.right[:1]) for detections in self._ranked(images)]
-        return resampled_precision("AP50", ranked, len(images), self._reached)
+        ious, ranked = {"AP50": slice(1), "AP": slice(len(THRESHOLDS))}, self._ranked(images)
+        return [resampled_precision(name, ranked, ious[name], len(images), self._reached) for name in ious]
 
     def details(self, states: Sequence[list[ImageResult]]) -> dict[str, Any]:
         """Return the tables; null for a class without objects."""

@@ -85,6 +85,6 @@ class Knn(FeatureBankEvaluator):
         self._right, self._samples = int(total[0]), len(labels)
         return dict(zip(self.better, (total.double() / len(labels)).tolist(), strict=False))
 
-    def resampling(self, states: Sequence[BankState]) -> Resampling:
+    def resamplings(self, states: Sequence[BankState]) -> list[Resampling]:
         """Return the top-1 accuracy."""
-        return Resampling.share("knn_top1", self._right, self._samples)
+        return [Resampling.share("knn_top1", self._right, self._samples)]

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from opabinia.config import register
-from opabinia.contracts import EMBEDDING, Count, DataMismatch, DatasetInfo, Fraction, NonNegative, Positive
+from opabinia.contracts import EMBEDDING, Count, DataMismatch, DatasetInfo, Fraction, NonNegative, Positive, Resampling
 from opabinia.evaluation.classification.multilabel import average_precision
 from opabinia.evaluation.classification.topk import count_topk_hits
 from opabinia.evaluation.representation.feature_bank import BankState, FeatureBankEvaluator
@@ -155,6 +155,7 @@ class LinearProbe(FeatureBankEvaluator):
         self._validation_fraction = validation_fraction
         self._options: dict[str, Any] = {"epochs": epochs, "batch_size": batch_size, "seed": seed}
         self._table: dict[str, Any] = {}
+        self._samples = 0
         names = ["linear_top1", "linear_top5"] if self._exclusive and self._classes > 5 else ["linear_top1"]
         self.better = dict.fromkeys(names if self._exclusive else ["linear_mAP"], "max")
 
@@ -173,9 +174,17 @@ class LinearProbe(FeatureBankEvaluator):
             validated, scores = self._probe(*(tensor for rows in split for tensor in rows.tensors(self.device)))
             tried += [{"layer": layer, **row} for row in validated]
             layers.append({"layer": layer, **max(validated, key=lambda row: row["validation_score"]), **scores})
+            self._samples = len(split[1].ids)
         best = max(layers, key=lambda row: float(row["validation_score"]))
         self._table = {"chosen": best["layer"], "layers": layers, "tried": tried}
         return {name: best[name] for name in self.better}
+
+    def resamplings(self, states: Sequence[BankState]) -> list[Resampling]:
+        """Return the top-1 accuracy, with the classifier as it is."""
+        if not self._exclusive:
+            return []
+        score = next(row["linear_top1"] for row in self._table["layers"] if row["layer"] == self._table["chosen"])
+        return [Resampling.share("linear_top1", round(score * self._samples), self._samples)]
 
     def details(self, states: Sequence[BankState]) -> dict[str, Any]:
         """Return the table."""

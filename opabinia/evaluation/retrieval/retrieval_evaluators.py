@@ -191,12 +191,15 @@ class Retrieval(EmbeddingEvaluator):
             }
         }
 
-    def resampling(self, states: Sequence[Batches]) -> Resampling | None:
-        """Return the mAP, without re-ranking and expansion; the queries of an identity are drawn together."""
+    def resamplings(self, states: Sequence[Batches]) -> list[Resampling]:
+        """Return mAP and ``rank1`` ..., without re-ranking and expansion; the queries of an identity are drawn
+        together."""
         if self._ranked is None:
-            return None
+            return []
         *_, matches, ranking = self._ranked
-        return Resampling.mean("mAP", ranking.average_precisions, "identities", matches.query_ids[ranking.queries])
+        identities = matches.query_ids[ranking.queries]
+        values = {"mAP": ranking.average_precisions} | {f"rank{k}": ranking.first_ranks <= k for k in self._ranks}
+        return [Resampling.mean(name, column, "identities", identities) for name, column in values.items()]
 
 
 def _split(rows: Rows, features: Tensor) -> tuple[Tensor, Tensor, Matches]:
@@ -319,13 +322,14 @@ class Recall(EmbeddingEvaluator):
         scores = recall_scores(ranking, self._ks)
         return {name: scores[name] for name in self.better}
 
-    def resampling(self, states: Sequence[Batches]) -> Resampling | None:
-        """Return the first of the recalls; the images of an identity are drawn together."""
+    def resamplings(self, states: Sequence[Batches]) -> list[Resampling]:
+        """Return ``recall1`` ... and mAP; the images of an identity are drawn together."""
         if self._ranked is None:
-            return None
+            return []
         labels, ranking = self._ranked
-        hits = ranking.first_ranks <= self._ks[0]
-        return Resampling.mean(f"recall{self._ks[0]}", hits, "identities", labels[ranking.queries])
+        identities = labels[ranking.queries]
+        values = {f"recall{k}": ranking.first_ranks <= k for k in self._ks} | {"mAP": ranking.average_precisions}
+        return [Resampling.mean(name, column, "identities", identities) for name, column in values.items()]
 
 
 @register.evaluator

@@ -58,10 +58,9 @@ class Combined(Evaluator):
         tables.pop("counted", None)  # it describes the detector's confusions, which are not among these tables
         return tables
 
-    def resampling(self, states: Sequence[list[Any]]) -> Resampling | None:
-        """Return that of the headline score."""
-        first, parts = self._of_each(states)[0]
-        return first.resampling(parts)
+    def resamplings(self, states: Sequence[list[Any]]) -> list[Resampling]:
+        """Return those of all."""
+        return [each for evaluator, parts in self._of_each(states) for each in evaluator.resamplings(parts)]
 
     def files(self, states: Sequence[list[Any]]) -> dict[str, Any]:
         """Return the files of all."""

@@ -130,7 +130,7 @@ class Panoptic(Evaluator):
                 row["boundary_PQ"] = None if row["PQ"] is None else quality[0]
         return {"per_class": per_class, "worst": worst_rows([state.worst for state in states], "PQ")}
 
-    def resampling(self, states: Sequence[PanopticState]) -> Resampling:
+    def resamplings(self, states: Sequence[PanopticState]) -> list[Resampling]:
         """Return ``PQ``."""
         images = sorted((image for state in states for image in state.images), key=lambda image: image[0])
         table = np.stack([sums.T.ravel() for _, sums in images]) / np.repeat([_UNIT, 1, 1, 1], len(self._classes))
@@ -142,7 +142,7 @@ class Panoptic(Evaluator):
             means = (iou / segments.clip(0.5)).sum(1) / np.maximum(1, present.sum(1))
             return np.where(present.any(1), means, np.nan)
 
-        return Resampling("PQ", "images", len(images), scores, table.shape[1])
+        return [Resampling("PQ", "images", len(images), scores, table.shape[1])]
 
 
 def match_segments(

@@ -122,7 +122,7 @@ class Semantic(Evaluator):
         worst = worst_rows([state.worst for state in states], "mIoU")
         return {"per_class": per_class, "confusion": cells, "worst": worst}
 
-    def resampling(self, states: Sequence[SemanticState]) -> Resampling:
+    def resamplings(self, states: Sequence[SemanticState]) -> list[Resampling]:
         """Return the mIoU."""
         images = sorted((image for state in states for image in state.images), key=lambda image: image[0])
         table = np.stack([counts.ravel() for _, counts in images]).astype(np.float64)
@@ -133,7 +133,7 @@ class Semantic(Evaluator):
             means: NDArray[np.float64] = (iou * (pixels > 0)).sum(1) / (pixels > 0).sum(1)
             return means
 
-        return Resampling("mIoU", "images", len(images), scores, table.shape[1])
+        return [Resampling("mIoU", "images", len(images), scores, table.shape[1])]
 
     def _total(self, states: Sequence[SemanticState]) -> Counts:
         matrix = np.zeros_like(self._matrix)
