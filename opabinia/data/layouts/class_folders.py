@@ -101,7 +101,7 @@ def _find_splits(folder: Folder, kind: _Kind) -> dict[str, _Split] | None:
             classes = sorted([*classes, train]) if len(folder.splits) == 1 and len(classes) > 1 else []
         if classes:
             found = {"train": _Split(folder, classes), **found}
-    nested = [name for split in found.values() for name in split.classes if _is_dataset(split.folder.sub(name))]
+    nested = [name for split in found.values() for name in split.classes[:20] if _is_dataset(split.folder.sub(name))]
     if nested and max(len(split.classes) for split in found.values()) == 1:
         return None
     if nested:

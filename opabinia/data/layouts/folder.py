@@ -27,7 +27,10 @@ ANNOTATIONS = re.compile(
 """Names of folders of segmentation maps and other annotations."""
 
 WALKED = 200_000
-"""Entries of a folder tree that are looked at, at most."""
+"""Files of a folder tree that are counted, at most."""
+
+MAX_FOLDERS = 100_000
+"""Folders that are listed, at most: more are no dataset, but a disk."""
 
 _DATA = (*IMAGES, ".csv", ".tsv", ".json", ".jsonl", ".parquet", ".xml", ".yaml", ".yml", ".tar", ".zip", ".gz")
 """Suffixes of files that are mentioned if they are not read."""
@@ -63,20 +66,23 @@ class Folder:
         path: the local folder.
         text: the folder as a config names it: a path, or a URL.
         only: the only file that readers look for.
-        parents: status of the folders that it is in.
+        parent: the folder that it is in, if that was given.
     """
 
-    def __init__(
-        self, path: Path, text: str, *, only: str | None = None, parents: Sequence[os.stat_result] = ()
-    ) -> None:
+    def __init__(self, path: Path, text: str, *, only: str | None = None, parent: Folder | None = None) -> None:
         self.path, self.text, self.only = path, text, only
-        self._parents = parents
+        self._parents: Sequence[os.stat_result] = () if parent is None else (*parent._parents, os.stat(parent.path))
+        self._top: Folder = self if parent is None else parent._top
+        self._listed = 0  # folders, of the top one
         self._children: dict[str, Folder] = {}
 
     @cached_property
     def _entries(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         files: list[str] = []
         folders: list[str] = []
+        self._top._listed += 1
+        if self._top._listed > MAX_FOLDERS:
+            raise UnreadableLayout(f"{self._top.text} has more than {MAX_FOLDERS} folders; give one of them")
         try:
             with os.scandir(self.path) as entries:
                 for entry in entries:
@@ -100,7 +106,7 @@ class Folder:
     @property
     def whole(self) -> Folder:
         """The folder with all of its files, also if a single one was given."""
-        return self if self.only is None else Folder(self.path, self.text, parents=self._parents)
+        return self if self.only is None else Folder(self.path, self.text)
 
     def sub(self, name: str) -> Folder:
         """Return a folder in it; ``name`` may have several parts, and may be empty for the folder itself."""
@@ -108,8 +114,7 @@ class Folder:
         if not first:
             return self
         if first not in self._children:
-            parents = [*self._parents, os.stat(self.path)]
-            self._children[first] = Folder(self.path / first, self.at(first), parents=parents)
+            self._children[first] = Folder(self.path / first, self.at(first), parent=self)
         return self._children[first].sub(rest)
 
     def at(self, name: str) -> str:
@@ -150,7 +155,16 @@ class Folder:
 
     def holds(self, suffixes: Sequence[str] = IMAGES) -> bool:
         """Return whether there is such a file at any depth."""
-        return bool(self.tree(suffixes, 1))
+        return self._begins_with(tuple(suffixes)) or bool(self.tree(suffixes, 1))
+
+    def _begins_with(self, suffixes: tuple[str, ...]) -> bool:
+        """Return whether such a file is among the first entries, without listing all of them."""
+        try:
+            with os.scandir(self.path) as entries:
+                names = (entry.name for entry in islice(entries, 10) if entry.is_file())
+                return any(name.lower().endswith(suffixes) and not name.startswith(".") for name in names)
+        except OSError:  # the listing reports it
+            return False
 
     def _walk(self, prefix: str, suffixes: tuple[str, ...]) -> Iterator[str]:
         status = os.stat(self.path)

@@ -21,12 +21,12 @@ from opabinia.data.layouts.lists import read_lists
 from opabinia.data.layouts.maps import read_map_list, read_maps
 from opabinia.data.layouts.packed import read_hugging_face, read_idx, read_shards
 from opabinia.data.layouts.readings import convert
-from opabinia.data.layouts.sketches import describe_unrecognized
+from opabinia.data.layouts.sketches import describe_unrecognized, nearest_layouts
 from opabinia.data.layouts.text_labels import read_dota, read_yolo
 from opabinia.data.layouts.videos import read_packed_videos, read_video_lists
 from opabinia.runtime.files import describe_missing
 from opabinia.runtime.local_copies import local_copy
-from opabinia.runtime.storage import is_url, normalize_url
+from opabinia.runtime.storage import is_url, normalize_url, shown_path
 
 Reader = Callable[[Folder], Iterator[Layout]]
 """Yields the readings of a folder: the first with a name is the usual one, others with it are for other tasks."""
@@ -80,10 +80,18 @@ def recognize(root: str | Path, *, task: TaskName | None = None, layout: str | N
             if unread:
                 found = f"{readings[0].description}, and the layout of {listed(unread, 3)} is not recognized"
                 without = f"without labels: {folder.command('--task', 'selfsup')}"
-                raise _error(folder, found, *describe_unrecognized(folder)[1:], without)
+                raise _error(folder, found, *nearest_layouts([*unread, *folder.tree(limit=1000)]), without)
         return _choose(folder, readings, broken, task, layout)
     except UnreadableLayout as error:
         raise _error(folder, str(error)) from error
+    except OSError as error:
+        raise _error(folder, _reason(error)) from error
+
+
+def _reason(error: OSError) -> str:
+    """Return the text of an error of the file system, with the URL of a local copy in place of its path."""
+    place = f"{shown_path(os.fsdecode(error.filename))} " if error.filename else ""
+    return f"{place}cannot be read: {error.strerror or error}"
 
 
 def _error(folder: Folder, *lines: str) -> ConfigError:
@@ -144,7 +152,7 @@ def _read(folder: Folder, task: TaskName | None, layout: str | None) -> tuple[li
             except DoubtfulLayout as error:
                 doubtful.append(str(error))
             except OSError as error:
-                broken.append(f"{os.fsdecode(error.filename or folder.path)} cannot be read: {error.strerror}")
+                broken.append(_reason(error))
             except ValueError as error:  # UnreadableLayout, or of a source that has read a file
                 broken.append(str(error))
         if _fitting(readings, task, layout) or (broken and task is None and layout is None):

@@ -63,18 +63,15 @@ def describe_unrecognized(folder: Folder) -> list[str]:
     first = f"no layout of data is recognized in {plural(len(names), 'file')} ({counts}), such as {listed(names)}"
     if folder.folders:
         first += f"; folders: {listed(folder.folders)}"
-    return [first, *nearest_layouts(suffixes)]
+    return [first, *nearest_layouts(names)]
 
 
-def nearest_layouts(suffixes: Mapping[str, int]) -> list[str]:
-    """Return lines that describe the three layouts of which most files are there.
-
-    Args:
-        suffixes: number of files with each suffix.
-    """
+def nearest_layouts(names: Sequence[str]) -> list[str]:
+    """Return lines that describe the three layouts of which most files are among these."""
+    suffixes = {PurePosixPath(name).suffix.lower() for name in names}
 
     def missing(sketch: _Sketch) -> list[str]:
-        return [kind for kind, known in sketch.kinds.items() if not suffixes.keys() & {*known}]
+        return [kind for kind, known in sketch.kinds.items() if not suffixes & {*known}]
 
     nearest = sorted(_SKETCHES, key=lambda sketch: (len(missing(sketch)) / len(sketch.kinds), -len(sketch.kinds)))[:3]
     lines = []

@@ -169,6 +169,14 @@ def test_a_folder_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.Monke
         recognize(tmp_path)
 
 
+def test_a_disk_is_no_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(30):
+        (tmp_path / f"{number}" / "x").mkdir(parents=True)
+    monkeypatch.setattr("opabinia.data.layouts.folder.MAX_FOLDERS", 20)
+    with pytest.raises(ConfigError, match=r"has more than 20 folders; give one of them"):
+        recognize(tmp_path)
+
+
 def test_links_to_a_parent_are_not_followed(tmp_path: Path) -> None:
     images("{a,b}/1.jpg")(Maker(tmp_path))
     (tmp_path / "a" / "loop").symlink_to(tmp_path)
