@@ -25,7 +25,7 @@ _AUGMENTED = re.compile(r"(.+)\.rf\.[0-9a-zA-Z]{8,}")
 """Name of an image that Roboflow has exported, perhaps one of several augmented copies of an original."""
 
 _CROP = re.compile(
-    r"(.*[^-_ .])[-_ .]*(?:crop|tile|patch|chip|aug|augmented|flip|flipped|rotated|copy)[-_ ]?\d*(?:[-_]\d+)*"
+    r"(.*[^-_ .])[-_ .]+(?:crop|tile|patch|chip|aug|augmented|flip|flipped|rotated|copy)[-_ ]?\d*(?:[-_]\d+)*"
     r"|(.+?)__\d+(?:\.\d+)?__\d+_+\d+",
     re.IGNORECASE,
 )
@@ -35,12 +35,15 @@ _NUMBERED = re.compile(r"(.*?)(\d{1,18})(?:_(?:jpe?g|png))?", re.DOTALL)
 """Beginning and running number of a name; Roboflow writes the extension of an original as ``_jpg``."""
 
 _CLIP = re.compile(
-    r".*(?:mp4|avi|mov|mkv|webm|video|clip|seq|sequence|scene).*[-_. ]"  # clip3_0001, street_mp4-0001
-    r"|.*[^-_. ][-_. ]*(?:frame|frm)[-_. ]*"  # street_frame0001
+    r"(?:.*[^a-z])?(?:mp4|avi|mov|mkv|webm|video|clip|seq|sequence|scene)(?:[^a-z].*)?[-_. ]"  # clip3_, street_mp4-
+    r"|.*[-_. 0-9](?:frame|frm)[-_. ]*"  # street_frame
     r"|.*[-_]g\d+[-_]c",  # UCF101's v_Archery_g01_c02
     re.IGNORECASE,
 )
 """Beginning, before a running number, of the name of a frame or clip of a recording."""
+
+_FRAME = re.compile(r".*fra?me?[-_. ]*", re.IGNORECASE)
+"""Beginning that ends with what it counts."""
 
 _MIN_PREFIX, _MIN_DIGITS = 8, 5
 """Characters, and digits among them, of any other beginning that names a recording: ``2011_09_26_drive_0005_``."""
@@ -57,8 +60,8 @@ _MIN_ALIKE = 0.3
 _MIN_PAIRS, _MAX_PAIRS = 10, 4000
 """Pairs that are compared."""
 
-_MAX_COMPARED = 50_000
-"""Files of equal size that are compared, the largest first."""
+_MAX_FILES, _MAX_COMPARED = 200_000, 50_000
+"""Files whose sizes are compared, and those of equal size whose content is, the largest first."""
 
 _TAIL = 4096
 """Bytes at the end of a file that decide whether files of equal size are the same."""
@@ -139,15 +142,17 @@ def recording_of(name: str) -> tuple[str, int] | None:
     match = _NUMBERED.fullmatch(name_of_original(os.path.basename(name))[0])
     if match is None or not (_CLIP.fullmatch(match[1]) or _is_long(match[1])):
         return None
-    names_one = any(character.isdigit() for character in match[1]) or re.search(
-        r"fra?me?[-_. ]*$", match[1], re.IGNORECASE
-    )
+    # Of a dataset of videos, video_1 and video_2 are two.
+    names_one = any(character.isdigit() for character in match[1]) or _FRAME.fullmatch(match[1])
     return (match[1], int(match[2])) if names_one else None
 
 
 def same_files(sources: Sequence[Source]) -> Indices:
     """Return a number for each sample of all sources, equal for those whose files are the same; -1 for files that no
     other one equals, that are in remote storage, or that were not compared because there are too many."""
+    count = sum(map(len, sources))
+    if count > _MAX_FILES:
+        return np.full(count, -1, dtype=np.int64)
     paths = [next(iter(source.paths(index)), None) for source in sources for index in range(len(source))]
     sizes = np.array([_local_size(path) for path in paths], dtype=np.int64)
     _, inverse, counts = np.unique(sizes, return_inverse=True, return_counts=True)
@@ -191,9 +196,8 @@ def _parse(names: Iterable[str]) -> _Names:
     beginnings = {run: os.path.basename(run) for run in runs if run is not None}
     named = {run for run, beginning in beginnings.items() if _CLIP.fullmatch(beginning)}
     long = {run for run, beginning in beginnings.items() if _is_long(beginning)}
-    is_clip = np.array([run in named for run in runs]) | (
-        np.array([run in long for run in runs]) & _count_on(codes, counted)
-    )
+    is_named, is_long = (np.array([run in chosen for run in runs], dtype=bool) for chosen in (named, long))
+    is_clip = is_named | (is_long & _count_on(codes, counted))
     return _Names(_codes(originals), np.array(augmented), codes, counted, np.where(is_clip, codes, -1))
 
 
@@ -210,13 +214,13 @@ def _codes(texts: Sequence[Hashable | None]) -> Indices:
 def _count_on(runs: Indices, numbers: Indices) -> NDArray[np.bool_]:
     """Return which samples are of a run whose numbers increase by the same step in most cases (bool, N)."""
     order = np.lexsort((numbers, runs))
-    steps, same = np.diff(numbers[order]), np.diff(runs[order]) == 0
-    regular: dict[int, bool] = {}
-    ends = np.flatnonzero(~same)
-    for part in np.split(np.arange(len(order)), ends + 1):
-        own = steps[part[:-1]]
-        regular[int(runs[order[part[0]]])] = len(own) > 0 and 2 * int((own == np.median(own)).sum()) > len(own)
-    return np.array([regular[run] for run in runs.tolist()], dtype=bool)
+    same = np.diff(runs[order]) == 0
+    own, steps = runs[order[1:]][same], np.diff(numbers[order])[same]
+    distinct, counts = np.unique(np.stack([own, steps], 1), axis=0, return_counts=True)
+    most = np.zeros(runs.max(initial=-1) + 2, dtype=np.int64)
+    np.maximum.at(most, distinct[:, 0] + 1, counts)
+    regular: NDArray[np.bool_] = 2 * most > np.bincount(own + 1, minlength=len(most))
+    return regular[runs + 1]
 
 
 def _scopes(info: SourceInfo, count: int) -> Indices:

@@ -26,9 +26,9 @@ from opabinia.data.sources.subset import write_split
 from opabinia.runtime.log import log
 from opabinia.runtime.text import plural
 
-SHARE, SMALL_SHARE = 0.1, 0.2
-MIN_SIZE, MAX_SIZE = 1000, 5000
-MIN_PER_CLASS = 2
+_SHARE, _SMALL_SHARE = 0.1, 0.2
+_MIN_SIZE, _MAX_SIZE = 1000, 5000
+_MIN_PER_CLASS = 2
 
 _EXAMPLES = 3
 """Samples that a leak names."""
@@ -42,7 +42,7 @@ def validation_size(samples: int) -> int:
     100 validation samples, 1.6 with 1,000, 0.7 with 5,000, which is less than differences that matter. More would only
     cost training samples and time. A small dataset gives 20 %, as is common.
     """
-    return min(max(round(SHARE * samples), min(round(SMALL_SHARE * samples), MIN_SIZE), 1), MAX_SIZE)
+    return min(max(round(_SHARE * samples), min(round(_SMALL_SHARE * samples), _MIN_SIZE), 1), _MAX_SIZE)
 
 
 def class_quotas(counts: Sequence[int], total: int) -> Indices:
@@ -59,7 +59,7 @@ def class_quotas(counts: Sequence[int], total: int) -> Indices:
     exact = sizes * total / max(int(sizes.sum()), 1)
     quotas: Indices = np.floor(exact).astype(np.int64)
     quotas[np.argsort(quotas - exact, kind="stable")[: total - int(quotas.sum())]] += 1
-    minima = np.minimum(MIN_PER_CLASS, sizes // 3)
+    minima = np.minimum(_MIN_PER_CLASS, sizes // 3)
     with_minima: Indices = np.where(sizes < 3, 0, np.maximum(quotas, minima))
     return with_minima if 0 < with_minima.sum() <= 2 * total else quotas
 
@@ -89,9 +89,10 @@ def split_dataset(
         chosen = choose_identities(source, groups, seed=seed)
     else:
         chosen = choose_validation(source, groups, seed=seed, present=_present_in_maps(source, examination))
-    # Samples that cannot be read can be skipped in training, not in an evaluation.
-    unreadable = [index for index, scan in zip(examination.indices, examination.scans, strict=True) if scan.error]
-    chosen = np.setdiff1d(chosen, unreadable)
+        # Samples that cannot be read can be skipped in training, not in an evaluation.
+        unreadable = [index for index, scan in zip(examination.indices, examination.scans, strict=True) if scan.error]
+        readable = np.setdiff1d(chosen, unreadable)
+        chosen = readable if len(readable) else chosen
     keys = list(source.split_keys())
     write_split(file, [keys[index] for index in chosen.tolist()])
     others = np.setdiff1d(np.arange(len(source)), chosen)
@@ -168,14 +169,15 @@ def choose_identities(source: Source, groups: Indices, *, seed: int) -> Indices:
     sides = np.unique(np.stack([labels, np.arange(len(labels)) if cameras is None else cameras], 1), axis=0)
     searchable = np.bincount(sides[:, 0], minlength=len(source.classes)) > 1
     units = connect([chain_equal(labels), chain_equal(groups)], len(labels))
-    allowed = len(np.unique(labels)) // 2
+    order = np.argsort(units, kind="stable")
+    members = np.split(order, np.flatnonzero(np.diff(units[order])) + 1)
     chosen = np.zeros(len(source.classes), dtype=bool)
-    for unit in np.random.default_rng(seed).permutation(units.max(initial=0) + 1).tolist():
-        own = np.unique(labels[units == unit])
-        if searchable[own].all() and chosen.sum() + len(own) <= allowed:
+    missing, allowed = validation_size(len(labels)), len(np.unique(labels)) // 2
+    for unit in np.random.default_rng(seed).permutation(len(members)).tolist():
+        own = np.unique(labels[members[unit]])
+        if missing > 0 and searchable[own].all() and len(own) <= allowed:
             chosen[own] = True
-        if chosen[labels].sum() >= validation_size(len(labels)):
-            break
+            missing, allowed = missing - len(members[unit]), allowed - len(own)
     if not chosen.any():
         seen = "two images" if cameras is None else "images by two cameras"
         raise ValueError(f"{searchable.sum()} of {len(np.unique(labels))} identities have {seen}: none can be held out")

@@ -25,7 +25,6 @@ from opabinia.data.sources import (
     ImageLabels,
     Images,
     Indexed,
-    MovingDigits,
     ObjectMaps,
     Shards,
     Table,
@@ -94,7 +93,6 @@ SOURCES: dict[str, Callable[[Path], Source]] = {
     "video_views": lambda root: VideoViews(source=videos(root), clips=1, crops=1),
     "shards": shards,
     "digits": lambda _: Digits(),
-    "moving_digits": lambda _: MovingDigits(),
 }
 
 
