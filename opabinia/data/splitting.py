@@ -29,6 +29,7 @@ from opabinia.runtime.text import plural
 _SHARE, _SMALL_SHARE = 0.1, 0.2
 _MIN_SIZE, _MAX_SIZE = 1000, 5000
 _MIN_PER_CLASS = 2
+_MIN_IDENTITIES = 20
 
 _EXAMPLES = 3
 """Samples that a leak names."""
@@ -150,7 +151,8 @@ def choose_identities(source: Source, groups: Indices, *, seed: int) -> Indices:
     """Choose some identities for validation: no identity is in both parts.
 
     They are drawn among those whose images can be searched: they have two images at least, by two cameras where cameras
-    are known. :func:`validation_size` images are chosen, of at most half of the identities.
+    are known. :func:`validation_size` images are chosen, of at least a fifth of the identities or 20 of them, because
+    few identities are easily told apart, and of at most half.
 
     Args:
         source: each sample has one label, the identity.
@@ -172,15 +174,17 @@ def choose_identities(source: Source, groups: Indices, *, seed: int) -> Indices:
     order = np.argsort(units, kind="stable")
     members = np.split(order, np.flatnonzero(np.diff(units[order])) + 1)
     chosen = np.zeros(len(source.classes), dtype=bool)
-    missing, allowed = validation_size(len(labels)), len(np.unique(labels)) // 2
+    count = len(np.unique(labels))
+    missing, allowed = validation_size(len(labels)), count // 2
+    fewest = max(2, min(_MIN_IDENTITIES, round(_SMALL_SHARE * count)))
     for unit in np.random.default_rng(seed).permutation(len(members)).tolist():
         own = np.unique(labels[members[unit]])
-        if missing > 0 and searchable[own].all() and len(own) <= allowed:
+        if (missing > 0 or chosen.sum() < fewest) and searchable[own].all() and len(own) <= allowed:
             chosen[own] = True
             missing, allowed = missing - len(members[unit]), allowed - len(own)
-    if not chosen.any():
+    if chosen.sum() < 2:
         seen = "two images" if cameras is None else "images by two cameras"
-        raise ValueError(f"{searchable.sum()} of {len(np.unique(labels))} identities have {seen}: none can be held out")
+        raise ValueError(f"{searchable.sum()} of {count} identities have {seen}: two and at most half can be held out")
     return np.flatnonzero(chosen[labels])
 
 

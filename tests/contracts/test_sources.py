@@ -72,3 +72,9 @@ def test_defaults_of_a_source() -> None:
     assert (source.channels, source.classes) == (3, ("a",)) and source.encoded(1) == source[1]
     assert source.id(1) == "sample/1" and source.paths(1) == () and source.batch(np.arange(2)) is None
     assert source.fingerprint() == "2 samples, 1 classes" and source.relabeled(("b",), np.array([0])) is None
+    assert list(source.split_keys()) == ["sample/0", "sample/1"] and source.select(np.array([1])) is None
+
+
+def test_some_lists_of_a_ragged_array() -> None:
+    chosen = RaggedArray([[1, 2], [], [3]]).select(np.array([2, 0, 1]))
+    assert [own.tolist() for own in chosen] == [[3], [1, 2], []]

@@ -122,7 +122,12 @@ def test_identities_are_in_one_part_and_can_be_searched() -> None:
     assert len(chosen) == 12 and len(held_out) == 2 and (held_out < 5).all()
     together = connect([np.array([[0, 6], [6, 12], [12, 18], [18, 24]])], 60)  # images of all that can be searched
     assert set(labels[choose_identities(source, together, seed=0)].tolist()) == {0, 1, 2, 3, 4}
-    with pytest.raises(ValueError, match=r"^0 of 60 identities have two images: none can be held out"):
+    twenty = files(400, labels=np.arange(400) // 20, classes=tuple(map(str, range(20))))
+    few = choose_identities(twenty, apart(400), seed=0)
+    assert len(np.unique(few // 20)) == 4, "a fifth of 20"
+    with pytest.raises(ValueError, match=r"^3 of 3 identities have two images: two and at most half"):
+        choose_identities(files(9, labels=np.arange(9) // 3), apart(9), seed=0)
+    with pytest.raises(ValueError, match=r"^0 of 60 identities have two images: two and at most half"):
         choose_identities(files(60, labels=np.arange(60), classes=tuple(map(str, range(60)))), apart(60), seed=0)
 
 
