@@ -104,9 +104,9 @@ def print_conclusion(folder: Path, conclusion: Conclusion | None) -> None:
 def conclude(folder: Path, *, seconds: float = MAX_SECONDS, curve_seconds: float = 0.0) -> Conclusion | None:
     """Draw the conclusion of a finished run; None if it has no best checkpoint with a score, and on ranks other than 0.
 
-    The best checkpoint is evaluated once more, by all ranks: the tables in the folder are those of the last evaluation,
-    without confidence intervals. If that would take longer than ``seconds``, by the times of the run, the conclusion is
-    drawn from what is in the folder.
+    The best checkpoint is evaluated once more, by rank 0 alone: the tables in the folder are those of the last
+    evaluation, without confidence intervals. If that would take longer than ``seconds``, by the times of the run, the
+    conclusion is drawn from what is in the folder.
 
     Args:
         folder: the run folder.
@@ -118,6 +118,16 @@ def conclude(folder: Path, *, seconds: float = MAX_SECONDS, curve_seconds: float
     Raises:
         ConfigError: the run, its checkpoint or its data cannot be read.
     """
+    if launched_rank(os.environ):
+        return None
+    from opabinia.runtime.process_group import single_process
+
+    ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    with single_process():
+        return _conclude(folder, seconds / ranks, curve_seconds / ranks)
+
+
+def _conclude(folder: Path, seconds: float, curve_seconds: float) -> Conclusion | None:
     from opabinia.training.baselines import constant_baseline, pixel_baseline
     from opabinia.training.launch import evaluate
     from opabinia.training.run_folder import resolve
@@ -134,7 +144,7 @@ def conclude(folder: Path, *, seconds: float = MAX_SECONDS, curve_seconds: float
         scores, later = evaluate(folder, confidence=True), []
     # The weights that other commands use by default: the better ones of raw and EMA weights.
     metric = next((name for name in _with_counterparts(best["metric"]) if name in scores), None)
-    if metric is None or launched_rank(os.environ):
+    if metric is None:
         return None
     prefix, _, name = metric.rpartition("/")
     tables = _tables(folder / "eval" / prefix, best["step"])

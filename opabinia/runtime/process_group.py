@@ -132,6 +132,21 @@ def process_group(
     _leave()
 
 
+@contextmanager
+def single_process() -> Iterator[None]:
+    """Take this process for the only one inside the block, after the process group of a run has ended, which cannot be
+    joined a second time."""
+    names = ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+    before = {name: os.environ[name] for name in names if name in os.environ}
+    os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_WORLD_SIZE="1")
+    try:
+        yield
+    finally:
+        for name in names:
+            del os.environ[name]
+        os.environ.update(before)
+
+
 def _leave() -> None:
     # Other ranks may have ended already.
     with suppress(RuntimeError):

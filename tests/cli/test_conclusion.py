@@ -1,6 +1,7 @@
 """The conclusion of a run: its text, worst classes, and what is said about more time."""
 
 import json
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -116,6 +117,16 @@ def test_a_long_evaluation_is_not_repeated(copied_run: Path) -> None:
     assert len(conclusion.worst_classes) == 3 and len(conclusion.baselines) == 1
     assert not (copied_run / "eval" / "val" / "scores.json").exists()
     assert conclusion.advice[-1].startswith(f"for a confidence interval: opabinia eval {copied_run}")
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_rank_0_draws_the_conclusion_alone(copied_run: Path, monkeypatch: pytest.MonkeyPatch, rank: str) -> None:
+    """The process group of the run has ended, and could not be joined again."""
+    monkeypatch.setenv("RANK", rank)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    conclusion = conclude(copied_run)
+    assert (conclusion is None) == (rank == "1")
+    assert (os.environ["RANK"], os.environ["WORLD_SIZE"]) == (rank, "2")
 
 
 def test_the_conclusion_of_a_run(
