@@ -109,7 +109,7 @@ _VERSION = 1
 _MAX_UNREADABLE = 20
 _OTHER_PART = 4
 """Of validation and test data this part of the limit is read."""
-_MAX_READ_OBJECTS = 500
+_MAX_READ_OBJECTS = 200
 """Samples whose objects are read, of sources that do not know their annotations."""
 
 
@@ -169,11 +169,11 @@ def profile_dataset(
 
 
 def _quantiles(values: NDArray[Any] | Sequence[float]) -> Quantiles | None:
-    """Return the quantiles of numbers, rounded to 4 digits; None if there are none."""
+    """Return the quantiles of numbers, rounded to 6 digits; None if there are none."""
     if not len(values):
         return None
     low, few, middle, most, high = (
-        float(f"{value:.4g}") for value in np.quantile(np.asarray(values), (0, 0.1, 0.5, 0.9, 1))
+        float(f"{value:.6g}") for value in np.quantile(np.asarray(values), (0, 0.1, 0.5, 0.9, 1))
     )
     return low, few, middle, most, high
 
