@@ -34,13 +34,19 @@ _CROP = re.compile(
 _NUMBERED = re.compile(r"(.*?)(\d{1,18})(?:_(?:jpe?g|png))?", re.DOTALL)
 """Beginning and running number of a name; Roboflow writes the extension of an original as ``_jpg``."""
 
+_WORDS = "video|clip|seq|sequence|scene|patient|subject|sub|person|case|study|scan|volume|session|drive|trip"
+
 _CLIP = re.compile(
     r"(?:.*[^a-z])?(?:mp4|avi|mov|mkv|webm|video|clip|seq|sequence|scene)(?:[^a-z].*)?[-_. ]"  # clip3_, street_mp4-
+    rf"|(?:.*[^a-z])?(?:{_WORDS})[-_ ]?\d+[^\d].*"  # patient07_, scan_12_slice
     r"|.*[-_. 0-9](?:frame|frm)[-_. ]*"  # street_frame
     r"|.*[-_]g\d+[-_]c",  # UCF101's v_Archery_g01_c02
     re.IGNORECASE,
 )
-"""Beginning, before a running number, of the name of a frame or clip of a recording."""
+"""Beginning, before a running number, of the name of a frame, clip or slice of a recording."""
+
+_FOLDER = re.compile(rf"(?:.*[^a-z])?(?:{_WORDS})[-_ ]?\d+|.*\.(?:mp4|avi|mov|mkv|webm)", re.IGNORECASE)
+"""Name of a folder with the frames or slices of a recording."""
 
 _FRAME = re.compile(r".*fra?me?[-_. ]*", re.IGNORECASE)
 """Beginning that ends with what it counts."""
@@ -96,9 +102,9 @@ def find_groups(source: Source, examination: Examination) -> Indices:
     - Near-duplicates among the examined samples are one group.
     - Crops and augmented copies of one original, by their names, are one group.
     - Names that differ in a running number are frames of one recording if the rest of the name says so
-      (``clip3_frame0001``, or long with many digits, and numbers that count on); if images of such names look alike,
-      and those of different ones do not; or, one by one, if consecutive ones are more alike than others of the same
-      name are. ``img_0001`` to ``img_9999`` of unrelated images are no group.
+      (``clip3_frame0001``, ``patient07/012``, or long with many digits, and numbers that count on); if images of such
+      names look alike, and those of different ones do not; or, one by one, if consecutive ones are more alike than
+      others of the same name are. ``img_0001`` to ``img_9999`` of unrelated images are no group.
 
     A name that more than half of a class has in common is ignored, because it is no name of an original; and so is that
     more than half of a class are near-duplicates, because parts before the same camera are not one part.
@@ -193,9 +199,13 @@ def _parse(names: Iterable[str]) -> _Names:
         runs.append(match[1] if match else None)
         numbers.append(int(match[2]) if match else 0)
     codes, counted = _codes(runs), np.array(numbers, dtype=np.int64)
-    beginnings = {run: os.path.basename(run) for run in runs if run is not None}
-    named = {run for run, beginning in beginnings.items() if _CLIP.fullmatch(beginning)}
-    long = {run for run, beginning in beginnings.items() if _is_long(beginning)}
+    beginnings = {run: os.path.split(run) for run in runs if run is not None}
+    named = {
+        run
+        for run, (folder, beginning) in beginnings.items()
+        if _CLIP.fullmatch(beginning) or _FOLDER.fullmatch(os.path.basename(folder))
+    }
+    long = {run for run, (_, beginning) in beginnings.items() if _is_long(beginning)}
     is_named, is_long = (np.array([run in chosen for run in runs], dtype=bool) for chosen in (named, long))
     is_clip = is_named | (is_long & _count_on(codes, counted))
     return _Names(_codes(originals), np.array(augmented), codes, counted, np.where(is_clip, codes, -1))

@@ -62,6 +62,11 @@ NUMBERED = [f"{number:04d}" for number in range(20)]
         ([f"street{clip}_frame{number}.jpg" for clip in range(4) for number in NUMBERED], 4),
         ([f"a_mp4-{number}_jpg.rf.{number}abcdef.jpg" for number in NUMBERED] + ["b.jpg"] * 30, 0),
         ([f"{clip}_mp4-{number}_jpg.rf.{number}abcdef.jpg" for clip in "abcd" for number in NUMBERED], 4),
+        ([f"patient{patient:02d}_{number}.png" for patient in range(4) for number in NUMBERED], 4),
+        ([f"scan_{scan}_slice_{number}.png" for scan in range(4) for number in NUMBERED], 4),
+        ([f"a/patient_{patient}/{number}.png" for patient in range(4) for number in NUMBERED], 4),
+        ([f"street{street}.mp4/{number}.png" for street in range(4) for number in NUMBERED], 4),
+        ([f"case_{number}.png" for number in NUMBERED], 0),
         ([f"2011_09_26_drive_000{clip}_{number}.png" for clip in range(4) for number in NUMBERED], 4),
         ([f"{clip}/v_Dive_g0{clip}_c0{number}.avi" for clip in range(4) for number in range(5)], 4),
         ([f"{number}_jpg.rf.{copy}0abcdef.jpg" for number in range(3) for copy in range(3)], 3),
@@ -78,6 +83,8 @@ def test_groups_by_names(names: list[str], groups: int) -> None:
 def test_a_name_that_a_class_has_in_common_is_none_of_an_original() -> None:
     names = [f"{animal}_tile_{number}.jpg" for animal in ("cat", "dog", "owl") for number in range(6)]
     assert len(grouped_names(names)) == 3
+    scenes = [f"scene_{scene}/{number}.jpg" for scene in range(2) for number in range(6)]
+    assert grouped_names(scenes, [0] * 6 + [1] * 6) == []
     assert grouped_names(names[:12], [0] * 6 + [1] * 6) == []
 
 
