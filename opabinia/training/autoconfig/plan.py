@@ -136,10 +136,12 @@ def check_task(task: str | None, place: str) -> TaskName | None:
 def _profile(reading: Layout, out: Path) -> tuple[Datasets, DatasetProfile]:
     """Return the sections of the sources and the profile. If there is no validation data, a part of the training data
     is held out, and listed in a file beside the recipe."""
+    # Re-identification is validated on the query and gallery images of other identities, as all systems do.
+    val = reading.val or (reading.test if reading.task == "reid" else None)
     all_samples = open_source(reading.train)
-    sections = Datasets(train=reading.train, val=reading.val, reason=reading.description, classes=reading.classes)
-    if reading.val is not None:
-        return sections, profile_dataset(all_samples, open_source(reading.val), task=reading.task)
+    sections = Datasets(train=reading.train, val=val, reason=reading.description, classes=reading.classes)
+    if val is not None:
+        return sections, profile_dataset(all_samples, open_source(val), task=reading.task)
     file = out.with_suffix(SPLIT)
     file.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -150,7 +152,7 @@ def _profile(reading: Layout, out: Path) -> tuple[Datasets, DatasetProfile]:
     subset: dict[str, Any] = {"name": "subset", "source": dict(reading.train), "file": str(file)}
     if reading.task == "reid":
         subset["identities"] = True
-    train, val = ({**subset, "split": split} for split in ("train", "val"))
+    train, val = {**subset, "split": "train"}, {**subset, "split": "val"}
     sources = open_source(train), open_source(val)
     counts = f"{len(sources[1])} of {plural(len(all_samples), 'sample')} are held out for validation"
     log.info("split   %s: %s", counts, file)
