@@ -107,10 +107,12 @@ class _Length(NamedTuple):
     threads: int | None
 
 
-def _length(situation: Situation, capacity: rules.Capacity, most: int, batch: Value | None = None) -> _Length:
+def _length(
+    situation: Situation, capacity: rules.Capacity, most: int, least: int = 4, batch: Value | None = None
+) -> _Length:
     network, size = capacity.network, capacity.size
     samples = rules.affordable_samples(situation, network, size)
-    batch = batch or rules.batch_size(situation, samples, most)
+    batch = batch or rules.batch_size(situation, samples, most, least)
     speed = rules.predicted_speed(situation, network, size)
     schedule = rules.schedule(situation, speed, batch.value)
     epochs = schedule.steps * batch.value / situation.profile.samples
@@ -163,7 +165,7 @@ def _classification(situation: Situation, data: Datasets) -> Chosen:
     is_tiny = rules.is_tiny(profile)
     capacity = _image_capacity(situation, 288 if machine.has_gpu else 224)
     network, size = capacity.network, capacity.size
-    length = _length(situation, capacity, most=256 if machine.has_gpu else 64)
+    length = _length(situation, capacity, most=256 if machine.has_gpu else 64, least=16)
     flip = rules.mirroring(profile.classes)
     strength = rules.augmentation_strength(length.epochs, profile.samples / max(1, len(profile.classes)))
     cropped: list[Any] = [{"name": "RandomCrop", "size": "${vars.size}", "padding": [max(1, size // 12)]}]

@@ -258,11 +258,11 @@ def detection_size(profile: DatasetProfile, limit: int) -> Value:
 
 
 @rule("small batches generalize better: Keskar et al. 2017; memory: opabinia benchmark --memory; " + OURS)
-def batch_size(situation: Situation, samples: float, most: int, floor: int = 4) -> Value:
+def batch_size(situation: Situation, samples: float, most: int, least: int) -> Value:
     """Samples of a step: a power of two, so that the run has at least about 100 steps and an epoch at least 8."""
     profile = situation.profile
     limit = min(samples / 100, profile.samples / 8)
-    size = 2 ** int(math.log2(max(floor, min(most * situation.machine.ranks, limit))))
+    size = 2 ** int(math.log2(max(least, min(most * situation.machine.ranks, limit))))
     return Value(size, f"{samples / size:,.0f} steps within the budget, {profile.samples / size:.3g} in an epoch")
 
 
