@@ -99,10 +99,10 @@ def scenes(folder: Path) -> Path:
 
 def maps(folder: Path) -> Path:
     """Write the embedded scenes as images and maps of the class of each pixel."""
-    from opabinia.data.sources.digit_scenes import DigitMaps
+    from opabinia.data.sources.object_maps import digit_maps
 
     for split in ("train", "val"):
-        source = DigitMaps(split=split)  # type: ignore[arg-type]
+        source = digit_maps(split=split)  # type: ignore[arg-type]
         for kind in ("images", "labels"):
             (folder / split / kind).mkdir(parents=True)
         for index in range(len(source)):

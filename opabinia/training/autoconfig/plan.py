@@ -33,6 +33,8 @@ from opabinia.training.autoconfig.situation import Machine, Situation, Speed
 VERSION = 1
 """Version of the rules: another one may choose other values."""
 
+_BOXES = ("detection", "instance_segmentation", "keypoints")
+
 ROUNDS = 3
 """Measurements at most: of the recipe from assumed speeds, and of those that earlier measurements lead to."""
 
@@ -103,7 +105,7 @@ def plan(
     Raises:
         ConfigError: the data is not recognized, has several readings, or cannot be read.
     """
-    reading = recognize(data, task=task, layout=layout)
+    reading = _tolerant(recognize(data, task=task, layout=layout))
     log.info("data    %s", reading.description)
     for note in reading.notes:
         log.info("note    %s", note)
@@ -131,6 +133,17 @@ def check_task(task: str | None, place: str) -> TaskName | None:
         return task
     message, names = f"there is no task {task!r}", list(TASK_NAMES)
     raise ConfigError(Problem(place, "", message, "", nearest(task, names), f"tasks: {', '.join(names)}"))
+
+
+def _tolerant(reading: Layout) -> Layout:
+    """Return a reading whose sources clip boxes that leave their image and drop broken ones, with a warning each."""
+    known = catalog().get("source", str(reading.train["name"]))
+    if reading.task not in _BOXES or known is None or "broken" not in known.by_name:
+        return reading
+    train, val, test = (
+        section and {"broken": "clip", **section} for section in (reading.train, reading.val, reading.test)
+    )
+    return replace(reading, train=train or reading.train, val=val, test=test)
 
 
 def _profile(reading: Layout, out: Path) -> tuple[Datasets, DatasetProfile]:
