@@ -112,7 +112,9 @@ def _length(
 ) -> _Length:
     network, size = capacity.network, capacity.size
     samples = rules.affordable_samples(situation, network, size)
-    batch = batch or rules.batch_size(situation, samples, most, least)
+    batch = batch or rules.batch_size(
+        situation, samples, min(most, rules.most_samples(situation, network, size)), least
+    )
     speed = rules.predicted_speed(situation, network, size)
     schedule = rules.schedule(situation, speed, batch.value)
     epochs = schedule.steps * batch.value / situation.profile.samples
@@ -128,6 +130,9 @@ def _training(
     reason = f"{schedule.steps:,} steps, {situation.profile.samples / length.batch:.3g} in an epoch"
     yield Choice("data.batch_size", length.batch, reason, "batch_size")
     yield Choice("data.num_workers", _workers(situation), f"{machine.cores} CPU cores")
+    if situation.profile.unreadable or situation.profile.examined < situation.profile.samples:
+        broken = f"such as {situation.profile.unreadable[0]}" if situation.profile.unreadable else "if there are any"
+        yield Choice("data.on_error", "skip", f"files that cannot be read are skipped, {broken}; the log names them")
     rate = rules.learning_rate(network, length.batch)
     yield Choice("optimizer.lr", float(f"{rate.value * lr_factor:.2g}"), rate.reason, "learning_rate")
     yield Choice("param_groups", {"rules": [{"kind": "1d", "weight_decay": 0}]})

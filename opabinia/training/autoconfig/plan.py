@@ -109,6 +109,9 @@ def plan(
     log.info("data    %s", reading.description)
     for note in reading.notes:
         log.info("note    %s", note)
+    if reading.test is not None and reading.task != "reid":
+        place = reading.test.get("file") or reading.test.get("root")
+        log.info("test    not used; afterwards: opabinia eval RUN --data %s", place)
     datasets, profile = _profile(reading, out)
     log.info("        %s", describe_profile(profile))
     if profile.leaks:

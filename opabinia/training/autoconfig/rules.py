@@ -266,6 +266,17 @@ def batch_size(situation: Situation, samples: float, most: int, least: int) -> V
     return Value(size, f"{samples / size:,.0f} steps within the budget, {profile.samples / size:.3g} in an epoch")
 
 
+SAMPLE_BYTES = 150 * 2**20
+"""Assumed bytes of a sample of ``tf_efficientnet_lite0`` at 224 pixels in a training step."""
+
+
+@rule("an assumption on the safe side; `opabinia benchmark RECIPE --memory` predicts the bytes")
+def most_samples(situation: Situation, network: Network, size: int) -> int:
+    """Samples of a step that surely fit into the memory of each device, of which six tenths are used."""
+    needed = SAMPLE_BYTES * network.cost * (size / REFERENCE_SIZE) ** 2
+    return max(1, int(0.6 * situation.machine.memory / needed))
+
+
 @rule("square root scaling with Adam: Krizhevsky 2014, Malladi et al. 2022; " + OURS)
 def learning_rate(network: Network, batch: int) -> Value:
     """Peak learning rate of AdamW: that of the network for batches of 32, times the square root of the ratio."""

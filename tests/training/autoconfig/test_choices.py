@@ -122,3 +122,16 @@ def test_batches_of_identities() -> None:
 def test_rare_classes_are_drawn_more_often() -> None:
     assert values(per_class=(10, 2990))["data.sampler"] == {"name": "weighted", "weighting": "sqrt"}
     assert "data.sampler" not in values(per_class=(1000, 2000))
+
+
+def test_files_that_cannot_be_read_are_skipped() -> None:
+    assert "data.on_error" not in values(examined=3000)
+    assert values(examined=3000, unreadable=("cat/3.jpg",))["data.on_error"] == "skip"
+    assert values(examined=2000)["data.on_error"] == "skip"
+
+
+def test_batches_fit_into_the_memory() -> None:
+    small, large = (
+        values(machine=replace(GPU, memory=gib * 2**30), budget=36_000.0)["data.batch_size"] for gib in (4, 80)
+    )
+    assert small < large
