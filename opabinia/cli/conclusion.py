@@ -34,6 +34,8 @@ _CLASS_SCORES = ("PQ", "IoU", "AP", "recall")
 _NOT_BEATEN = "this is not clearly better than without training: train longer, or look for wrong labels or settings"
 _WORST = 3
 _MIN_EVALUATIONS = 6
+_TRAINING_LINES = 3
+_CLEARLY_ABOVE = "clearly above: more data would help more"
 
 
 @dataclass(frozen=True)
@@ -199,7 +201,8 @@ def _advice(
     sign = direction([value for _, value in values], score)
     uncertainty = None if interval is None else (interval["high"] - interval["low"]) / 2
     beaten = all((score if interval is None else interval["low"]) > baseline.score for baseline in baselines)
-    advice = [time_advice(values, sign, uncertainty) if beaten else _NOT_BEATEN]
+    trained = training_score(lines, metric)
+    advice = [time_advice(values, sign, uncertainty, trained) if beaten and values else _NOT_BEATEN]
     if curve_seconds > 0:
         advice.append(data_advice(learning_curve(folder, lines, metric, curve_seconds), sign, uncertainty))
     return advice
@@ -254,34 +257,50 @@ def direction(values: Sequence[float], best: float) -> int:
     return -1 if values and abs(best - min(values)) < abs(best - max(values)) else 1
 
 
-def time_advice(values: Sequence[tuple[int, float]], sign: int, uncertainty: float | None) -> str:
-    """Return a sentence: whether a longer training would help, as far as the evaluations of the run show it.
+def time_advice(
+    values: Sequence[tuple[int, float]], sign: int, uncertainty: float | None, trained: float | None = None
+) -> str:
+    """Return a sentence: whether a longer training would help, as far as the metrics log shows it.
 
-    It compares the medians of the score in the last and in the middle third of the run; what the same recipe would
-    have reached with another length is not known.
+    It compares the medians of the score in the last and in the middle third of the run, and the last score with that of
+    training samples; what the same recipe would have reached with another length is not known.
 
     Args:
         values: step and score of each evaluation.
         sign: 1 if high scores are better, else -1.
         uncertainty: half of the width of the score's confidence interval; None: as much as it changes from one
             evaluation to the next.
+        trained: the same score of the last training batches, with their augmentation; None: unknown.
     """
-    if len(values) < _MIN_EVALUATIONS:
-        return f"more time: {plural(len(values), 'evaluation')} cannot show whether a longer training would help"
-    total = values[-1][0]
+    total, final = values[-1]
     thirds = [[score for step, score in values if low < step / total <= low + 1 / 3] for low in (1 / 3, 2 / 3)]
     middle, last = (sorted(scores)[len(scores) // 2] if scores else None for scores in thirds)
-    if middle is None or last is None:
-        return "more time: the evaluations are too uneven to see whether a longer training would help"
     if uncertainty is None:
-        uncertainty = max(abs(new - old) for (_, old), (_, new) in pairwise(values[-len(values) // 3 :]))
-    change = f"from the middle to the last third of the run the score changed by {last - middle:+.3f}"
+        uncertainty = max((abs(new - old) for (_, old), (_, new) in pairwise(values[-len(values) // 3 :])), default=0.0)
+    known = "" if trained is None else f"training samples score {trained:.3f}"
+    fits = trained is not None and sign * (trained - final) > uncertainty
+    if len(values) < _MIN_EVALUATIONS or middle is None or last is None:
+        few = f"more time: too few evaluations ({len(values)}) to see a trend"
+        if trained is None:
+            return few
+        return f"{few}; {known}, {_CLEARLY_ABOVE if fits else 'not clearly above: a longer training may help'}"
+    change = f"more time: from the middle to the last third of the run the score changed by {last - middle:+.3f}"
     gain = sign * (last - middle)
     if gain > uncertainty:
-        return f"more time: {change}: a longer training is worth a try (train.length)"
+        return f"{change}: a longer training is worth a try (train.length)"
     if gain < -uncertainty:
-        return f"more time: {change}: it overfits; more data or stronger augmentation would help, not time"
-    return f"more time: {change}, within its uncertainty of {uncertainty:.3f}: a longer training would add little"
+        return f"{change}: it overfits; more data or stronger augmentation would help, not time"
+    flat = f"{change}, within its uncertainty of {uncertainty:.3f}: a longer training would add little"
+    if trained is None:
+        return flat
+    return f"{flat}; {known}, {_CLEARLY_ABOVE if fits else 'not clearly above: a larger model may help'}"
+
+
+def training_score(lines: Sequence[Mapping[str, Any]], metric: str) -> float | None:
+    """Return the mean of a score (``train/top1``) in the last training lines of the metrics log; None without any."""
+    name = f"train/{metric.rpartition('/')[2]}"
+    scores = [line[name] for line in lines if isinstance(line.get(name), float)][-_TRAINING_LINES:]
+    return sum(scores) / len(scores) if scores else None
 
 
 def data_advice(curve: LearningCurve | None, sign: int, uncertainty: float | None) -> str:

@@ -16,6 +16,7 @@ from opabinia.cli.conclusion import (
     direction,
     print_conclusion,
     time_advice,
+    training_score,
     worst_classes,
 )
 from opabinia.training.baselines import Baseline
@@ -68,7 +69,7 @@ CURVES: dict[str, tuple[list[float], float | None, str]] = {
     "flat": ([0.1, 0.5, 0.7, 0.8, 0.8, 0.81, 0.81, 0.81, 0.82], 0.05, "within its uncertainty of 0.050"),
     "flat, noisy": ([0.1, 0.5, 0.7, 0.8, 0.7, 0.8, 0.8, 0.7, 0.8], None, "within its uncertainty of 0.100"),
     "overfitting": ([0.1, 0.5, 0.9, 0.9, 0.9, 0.8, 0.7, 0.7, 0.7], 0.05, "it overfits"),
-    "few": ([0.1, 0.2, 0.3], 0.05, "3 evaluations cannot show"),
+    "few": ([0.1, 0.2, 0.3], 0.05, "too few evaluations (3) to see a trend"),
 }
 
 
@@ -79,6 +80,34 @@ def test_advice_about_time(scores: list[float], uncertainty: float | None, text:
     values = [(10 * number, sign * score) for number, score in enumerate(scores, 1)]
     assert direction([value for _, value in values], sign * max(scores)) == sign
     assert text in time_advice(values, sign, uncertainty)
+
+
+TRAINED = [
+    (CURVES["few"][0], 0.9, "training samples score 0.900, clearly above: more data would help more"),
+    (CURVES["few"][0], 0.3, "training samples score 0.300, not clearly above: a longer training may help"),
+    (
+        CURVES["flat"][0],
+        0.99,
+        "would add little; training samples score 0.990, clearly above: more data",
+    ),
+    (
+        CURVES["flat"][0],
+        0.82,
+        "would add little; training samples score 0.820, not clearly above: a larger",
+    ),
+]
+
+
+@pytest.mark.parametrize(("scores", "trained", "text"), TRAINED)
+def test_advice_by_the_score_of_training_samples(scores: list[float], trained: float, text: str) -> None:
+    values = list(enumerate(scores, 1))
+    assert text in time_advice(values, 1, 0.05, trained)
+
+
+def test_training_score() -> None:
+    lines = [{"step": step, "train/top1": 0.1 * step, "train/loss": 1.0} for step in range(1, 9)]
+    assert training_score([*lines, {"step": 8, "val/top1": 0.0}], "val_ema/top1") == pytest.approx(0.7)
+    assert training_score(lines, "val/AP") is None
 
 
 def test_advice_about_data() -> None:
