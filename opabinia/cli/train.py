@@ -147,13 +147,16 @@ def _train_seeds(
 
 
 def _conclusion(recipe: str, folder: Path) -> Conclusion | None:
-    """Return the conclusion of a planned run; None for other runs."""
+    """Return the conclusion of a planned run, whose profile is written beside it; None for other runs."""
     from opabinia.config.paths import facts_file
 
     if not facts_file(Path(recipe)).is_file():
         return None
     from opabinia.cli.conclusion import conclude
+    from opabinia.training.autoconfig.plan import save_profile
 
+    if not launched_rank(os.environ):
+        save_profile(Path(recipe), folder)
     return conclude(folder)
 
 

@@ -13,7 +13,7 @@ from opabinia.inference.load import load
 from opabinia.inference.predictor import Predictor
 from opabinia.runtime.durations import parse_seconds
 from opabinia.runtime.log import logging_to
-from opabinia.training.autoconfig.plan import check_task, plan
+from opabinia.training.autoconfig.plan import check_task, plan, save_profile
 from opabinia.training.autoconfig.situation import this_machine
 from opabinia.training.launch import run_folder_of, train
 
@@ -84,4 +84,5 @@ def fit(
             budget=seconds, machine=this_machine(), task=check_task(task, "task"), layout=layout, overrides=overrides,
         )  # fmt: skip
     folder, scores = train(recipe, overrides, out=out, name=name)
+    save_profile(recipe, folder)
     return FittedRun(folder, recipe, scores)

@@ -204,7 +204,7 @@ def _image_capacity(situation: Situation, limit: int) -> rules.Capacity:
         return rules.Capacity(network, size, "the size of the images")
     pretrained = rules.networks(situation)[0].pretrained
     largest = rules.largest_size(profile, limit)
-    epochs, samples = (5.0, 4_000.0) if pretrained else (25.0, 20_000.0)
+    epochs, samples = (3.0, 3_000.0) if pretrained else (25.0, 20_000.0)
     return rules.capacity(situation, largest, epochs, samples, smallest=96 if pretrained else 64)
 
 

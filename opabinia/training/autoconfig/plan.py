@@ -236,3 +236,8 @@ def read_plan(recipe: Path) -> SavedPlan:
         message = f"was planned by rules {saved.version}, and these are rules {VERSION}; plan it again"
         raise ConfigError(Problem(str(file), "version", message))
     return saved
+
+
+def save_profile(recipe: Path, folder: Path) -> None:
+    """Write the profile of the data of a planned recipe to a run folder, for its report."""
+    write_atomic(folder / "profile.json", read_plan(recipe).situation.profile.to_json())

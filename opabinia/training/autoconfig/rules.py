@@ -205,12 +205,14 @@ def sizes_up_to(largest: int, smallest: int = 64) -> list[int]:
 
 @rule("progressive sizes: Touvron et al. 2019 (FixRes), Tan and Le 2021; " + OURS)
 def capacity(situation: Situation, largest: int, epochs: float, samples: float, smallest: int = 64) -> Capacity:
-    """Backbone and image size: the largest size, and then the most accurate network, with which the budget allows
-    enough epochs and samples; the smallest of both if none does."""
+    """Backbone and image size: the most costly pair with which the budget allows enough epochs and samples, the
+    cheapest if none does. Networks other than the lightest are for images of at least 160 pixels: below, more pixels
+    are worth more than more layers."""
     needed = max(epochs * situation.profile.samples, samples)
     candidates = networks(situation)
-    options = [(network, size) for network in candidates for size in sizes_up_to(largest, smallest)]
-    # Pixels first: at equal cost a light network with large images is the better one.
+    lightest = min(candidates, key=lambda network: network.cost)
+    sizes = sizes_up_to(largest, smallest)
+    options = [(network, size) for network in candidates for size in sizes if network is lightest or size >= 160]
     options.sort(key=lambda option: (-predicted_speed(situation, option[0], option[1]).train, -option[1]))
     fitting = [option for option in options if affordable_samples(situation, *option) >= needed]
     network, size = fitting[0] if fitting else options[-1]
