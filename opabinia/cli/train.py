@@ -117,15 +117,19 @@ def _recipe_of(
     Raises:
         ConfigError: the data is not recognized, or options for data are given with a recipe.
     """
+    from opabinia.config.compose import packaged_names
     from opabinia.config.paths import holds_data
+    from opabinia.runtime.files import describe_missing
 
     if holds_data(recipe):
         from opabinia.cli.plan import PlanOptions, planned_recipe
 
         return planned_recipe(recipe, PlanOptions(**options), overrides, out, name, resume)
-    for option, value in options.items():
-        if value is not None:
-            raise option_error(f"--{option}", f"is for a folder of data, and {recipe} is a recipe; remove it")
+    given = [option for option, value in options.items() if value is not None]
+    if given and not Path(recipe).exists() and recipe not in packaged_names():
+        raise option_error("", f"there is no file or folder {recipe}; {describe_missing(Path(recipe))}")
+    if given:
+        raise option_error(f"--{given[0]}", f"is for a folder of data, and {recipe} is a recipe; remove it")
     return recipe
 
 

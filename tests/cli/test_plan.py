@@ -85,9 +85,19 @@ def test_wrong_options(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["taken.yaml"]
 
 
-def test_options_for_data_are_refused_for_recipes(opabinia: Command) -> None:
-    result = opabinia("train", "classification/digits", "--budget", "5m")
-    assert result.status == 2 and "--budget: is for a folder of data" in result.err
+@pytest.mark.parametrize(
+    "recipe, message",
+    [
+        (
+            "classification/digits",
+            "--budget: is for a folder of data, and classification/digits is a recipe; remove it",
+        ),
+        ("no/data", "there is no file or folder no/data"),
+    ],
+)
+def test_options_for_data_are_refused_for_recipes(opabinia: Command, recipe: str, message: str) -> None:
+    result = opabinia("train", recipe, "--budget", "5m")
+    assert result.status == 2 and message in result.err
 
 
 def test_train_on_a_folder(opabinia: Command, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

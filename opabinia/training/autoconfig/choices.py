@@ -199,7 +199,7 @@ def _image_capacity(situation: Situation, limit: int) -> rules.Capacity:
         assert profile.short_sides is not None
         network, size = rules.networks(situation)[0], rules.round_up(profile.short_sides[2], 4)
         network = Network(
-            network.model, network.cost, {**(network.options or {}), "replace_stem_pool": False}, False, 3e-3
+            network.model, network.cost, {**(network.options or {}), "replace_stem_pool": False}, False, 2e-3
         )
         return rules.Capacity(network, size, "the size of the images")
     pretrained = rules.networks(situation)[0].pretrained
