@@ -98,6 +98,7 @@ SMALLER = {
             "online_products/normalised_softmax": "32",
         }.items()
     },
+    "reid/folder": ("train.channels_last=false", "vars.size=[64, 64]", "vars.identities=4", "data.batch_size=8"),
     "reid/grocery": ("vars.pretrained=false", "data.batch_size=8", "data.sampler.instances=2"),
     **{
         f"detection/coco/{name}": _RCNN
@@ -263,6 +264,20 @@ def save_pictures(root: Path) -> None:
                 Image.fromarray(pixels).save(folder / f"{number}.png")  # no loss, unlike JPEG
 
 
+def save_identities(root: Path) -> None:
+    """Generate four images each of six identities."""
+    import numpy as np
+    from PIL import Image
+
+    generator = np.random.default_rng(0)
+    for identity in range(6):
+        folder = root / f"{identity:02}"
+        folder.mkdir(parents=True)
+        for number in range(4):
+            pixels = generator.integers(0, 128, (64, 64, 3), dtype=np.uint8) + np.uint8(20 * identity)
+            Image.fromarray(pixels).save(folder / f"{number}.png")
+
+
 TEACHERS = {"selfsup/digits_distillation": 1, "selfsup/distillation": 3}
 """Recipes with a trained teacher, for which a small one is generated, and the channels of their images."""
 
@@ -297,6 +312,7 @@ DATA = {
     **dict.fromkeys((recipe for recipe in SMALLER if "/imagenet/" in recipe), save_pictures),
     **{recipe: small_data.kinetics for recipe in SMALLER if recipe.startswith("video/kinetics/")},
     **{recipe: small_data.listed_videos for recipe in SMALLER if recipe.startswith(("video/some", "video/charades/"))},
+    "reid/folder": save_identities,
     **dict.fromkeys(("video/folder", "video/omniglot_strokes"), small_data.kinetics),
     "classification/clothing_small": save_pictures,
     "classification/fashion_mnist": save_idx,

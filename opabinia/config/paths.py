@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -50,13 +51,14 @@ def holds_run(folder: Path) -> bool:
 def holds_data(recipe: str) -> bool:
     """Return whether the first argument of a command is data rather than a recipe or a run: a folder, a URL, an
     annotation file, or YOLO's YAML file."""
-    path = Path(recipe).expanduser()
-    if recipe in packaged_names() or holds_run(path):
+    path = Path(os.path.expanduser(recipe))
+    # os.path answers for names that are too long, too.
+    if recipe in packaged_names() or os.path.exists(path / "config.yaml"):
         return False
-    if path.suffix in (".yaml", ".yml") and path.is_file():
+    if path.suffix in (".yaml", ".yml") and os.path.isfile(path):
         text = path.read_text(encoding="utf-8", errors="replace")[:100_000]
         return bool(re.search(r"^(names|nc)\s*:", text, re.MULTILINE))
-    return is_url(recipe) or path.exists()
+    return is_url(recipe) or os.path.exists(path)
 
 
 def data_name(data: str) -> str:

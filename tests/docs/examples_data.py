@@ -44,6 +44,8 @@ OVERRIDES = {
     "segmentation": [*sources(*(MAPS.replace("SPLIT", split) for split in ("train", "val"))), *TWO_STEPS],
     "reid/digits": [*RETRIEVAL, "data.batch_size=16", *TWO_STEPS],
     "classification/image_folder": ["vars.size=32", "vars.enlarged=36", "data.batch_size=4", *TWO_STEPS],
+    "clothes": ["data.batch_size=4", *TWO_STEPS],
+    "path": ["data.batch_size=4", *TWO_STEPS],
     "clothes.yaml": ["vars.size=32", "vars.enlarged=36", "data.batch_size=4", *TWO_STEPS],
     "flowers.yaml": ["task.backbone.pretrained=false", "data.batch_size=4", *TWO_STEPS],
     "photos.yaml": ["vars.size=32", "vars.batch=4", *TWO_STEPS],

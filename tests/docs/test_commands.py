@@ -30,6 +30,9 @@ from tests.inference.test_serve import started
 
 NOT_RUN = {
     r"make (demo|test|setup|docs)": "minutes of the whole machine, or these tests themselves",
+    r"opabinia plan clothes": "its file exists here; tests/cli/test_plan.py plans",
+    r"opabinia (plan|train) path/to/data": "data of several tasks here; tests/cli/test_plan.py plans and trains",
+    r"opabinia plan mine.yaml": "no planned recipe; tests/cli/test_plan.py explains one",
     r"opabinia demo": "minutes; tests/cli/test_demo.py",
     r"(uv )?pip (un)?install": "the network",
     r"pip wheel|python -m venv": "tests/test_wheel.py builds the wheel and installs it",
@@ -45,7 +48,7 @@ NOT_RUN = {
 """Commands that no test runs as written; their arguments are parsed all the same."""
 
 SLOW = (
-    r"opabinia (train (?!classification/digits)|train .*plugins|sweep|bench|export|eval .*--(evaluator|data)|"
+    r"opabinia (plan|train (?!classification/digits)|train .*plugins|sweep|bench|export|eval .*--(evaluator|data)|"
     r".*--(nproc|seeds|explain|grad-cam))|python"
 )
 """Commands that take longer than some seconds."""

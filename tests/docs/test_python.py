@@ -8,21 +8,25 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
-from opabinia import load, register
+from opabinia import fit, load, register
 from opabinia.contracts import Clock
+from opabinia.inference.fit import FittedRun
 from tests.cli.conftest import CommandResult
 from tests.docs.examples_data import CPU
 from tests.docs.pages import blocks
 
 CODE = {block.name: block.text for block in blocks("python")}
 OWN_NETWORK = ("docs/api/python.md-1", "docs/api/python.md-2")
-PLUGINS = {"README.md-2", "docs/extending.md-1", "docs/extending.md-2", *OWN_NETWORK}
+PLUGINS = {"README.md-3", "docs/extending.md-1", "docs/extending.md-2", *OWN_NETWORK}
 """Modules that register parts, which other tests must not see: they run in their own process."""
 
 
@@ -96,6 +100,18 @@ def without_scenes(folder: Path, **_: Any) -> dict[str, Any]:
     return {}
 
 
+def quick_fit(folder: Path, **_: Any) -> dict[str, Any]:
+    """The package with a ``fit`` that measures and trains a few steps only, and an image for its predictor."""
+    Image.fromarray(np.zeros((48, 64, 3), np.uint8)).save(folder / "new.jpg")
+    quick = ["train.length=2it", "data.batch_size=4", "data.num_workers=0", "evaluate.every=2it"]
+
+    def fit_quickly(data: str, **options: Any) -> FittedRun:
+        with patch("opabinia.training.autoconfig.probe.MOST_STEPS", 2):
+            return fit(data, overrides=quick, out=folder / "fit", **options)
+
+    return {"opabinia": SimpleNamespace(fit=fit_quickly)}
+
+
 def exported_folder(opabinia: Callable[..., CommandResult], **_: Any) -> dict[str, Any]:
     assert opabinia("export", CLASSIFIER, "--format", "huggingface", "--out", "digits").status == 0
     return {}
@@ -111,6 +127,7 @@ class Setup(NamedTuple):
 CLASSIFIER = "runs/classification/digits/default"
 SETUPS = {
     "README.md-1": Setup((CLASSIFIER,)),
+    "README.md-2": Setup(names=quick_fit),
     "docs/detection.md-1": Setup(("runs/detection/digits/default",), frames),
     "docs/detection.md-2": Setup(names=annotation_files),
     "docs/getting_started.md-1": Setup(("runs/clothes/default",)),
@@ -123,6 +140,7 @@ SETUPS = {
     "docs/export.md-4": Setup((CLASSIFIER,), exported_folder),
     "docs/inference.md-1": Setup((CLASSIFIER,)),
     "docs/inference.md-2": Setup(("runs/reid/digits/default",), training_batch),
+    "docs/planning.md-1": Setup(names=quick_fit),
     "docs/reid.md-1": Setup(names=embeddings),
     "docs/splits.md-1": Setup(),
     "docs/segmentation.md-1": Setup(("runs/segmentation/digits/default",)),
