@@ -33,6 +33,9 @@ from opabinia.cli.processes import layout, run_in_many
 from opabinia.runtime.quiet import quiet_terminal
 from opabinia.runtime.slurm import is_step, launched_rank
 
+LONG_BUDGET = 3600.0
+"""Seconds of a budget from which on the end of a planned run says whether more data would help."""
+
 if TYPE_CHECKING:
     from opabinia.cli.conclusion import Conclusion
     from opabinia.config import Resolved
@@ -157,11 +160,14 @@ def _conclusion(recipe: str, folder: Path) -> Conclusion | None:
     if not facts_file(Path(recipe)).is_file():
         return None
     from opabinia.cli.conclusion import conclude
-    from opabinia.training.autoconfig.plan import save_profile
+    from opabinia.training.autoconfig.plan import read_plan, save_profile
 
-    if not launched_rank(os.environ):
-        save_profile(Path(recipe), folder)
-    return conclude(folder)
+    if launched_rank(os.environ):
+        return None
+    save_profile(Path(recipe), folder)
+    budget = read_plan(Path(recipe)).situation.budget
+    # The runs on parts of the data take a tenth of a budget that has time for them.
+    return conclude(folder, curve_seconds=0.1 * budget if budget >= LONG_BUDGET else 0.0)
 
 
 def _check_at_once(

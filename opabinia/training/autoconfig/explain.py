@@ -11,7 +11,7 @@ from opabinia.config.errors import listing, nearest
 from opabinia.config.text import flow
 from opabinia.data.profile import DatasetProfile
 from opabinia.training.autoconfig.choices import Choice, choose
-from opabinia.training.autoconfig.plan import SavedPlan
+from opabinia.training.autoconfig.plan import VERSION, SavedPlan
 from opabinia.training.autoconfig.rules import RULES
 from opabinia.training.autoconfig.situation import GIB, Machine, Situation
 
@@ -26,8 +26,11 @@ def explain(saved: SavedPlan, key: str) -> str:
         key: dotted path, such as ``optimizer.lr``.
 
     Raises:
-        ConfigError: the plan does not set the key.
+        ConfigError: the plan does not set the key, or was made by other rules.
     """
+    if saved.version != VERSION:
+        message = f"was planned by rules {saved.version}, and these are rules {VERSION}; plan it again"
+        raise ConfigError(Problem("command line", "--explain", message))
     choices = {choice.key: choice for choice in choose(saved.situation, saved.data).choices}
     if key not in choices:
         message, keys = f"the plan does not set {key}", list(choices)

@@ -114,8 +114,8 @@ def plan(
         log.info("test    not used; afterwards: opabinia eval RUN --data %s", place)
     datasets, profile = _profile(reading, out)
     log.info("        %s", describe_profile(profile))
-    if profile.leaks:
-        log.warning("%d validation samples are near-duplicates of training samples: scores look better", profile.leaks)
+    for leak in profile.leaked:
+        log.warning("leak: %s", leak)
     if profile.unreadable:
         log.warning("%d files cannot be read, such as %s", len(profile.unreadable), profile.unreadable[0])
     weights = tuple(backbone.model for backbone in available_backbones())
@@ -155,16 +155,17 @@ def _profile(reading: Layout, out: Path) -> tuple[Datasets, DatasetProfile]:
     # Re-identification is validated on the query and gallery images of other identities, as all systems do.
     val = reading.val or (reading.test if reading.task == "reid" else None)
     all_samples = open_source(reading.train)
+    test = None if reading.test in (None, val) else open_source(reading.test)
     sections = Datasets(train=reading.train, val=val, reason=reading.description, classes=reading.classes)
     if val is not None:
-        return sections, profile_dataset(all_samples, open_source(val), task=reading.task)
+        return sections, profile_dataset(all_samples, open_source(val), task=reading.task, test=test)
     file = out.with_suffix(SPLIT)
     file.parent.mkdir(parents=True, exist_ok=True)
     try:
         examined = split_dataset(all_samples, file, task=reading.task)
     except ValueError as error:
         log.warning("no validation data, so the run has no scores: %s", error)
-        return sections, profile_dataset(all_samples, None, task=reading.task)
+        return sections, profile_dataset(all_samples, None, task=reading.task, test=test)
     subset: dict[str, Any] = {"name": "subset", "source": dict(reading.train), "file": str(file)}
     if reading.task == "reid":
         subset["identities"] = True
@@ -173,7 +174,7 @@ def _profile(reading: Layout, out: Path) -> tuple[Datasets, DatasetProfile]:
     counts = f"{len(sources[1])} of {plural(len(all_samples), 'sample')} are held out for validation"
     log.info("split   %s: %s", counts, file)
     sections = replace(sections, train=train, val=val, reason=f"{reading.description}; {counts}")
-    return sections, profile_dataset(*sources, task=reading.task, examined=examined)
+    return sections, profile_dataset(*sources, task=reading.task, test=test, examined=examined)
 
 
 def _measured(situation: Situation, data: Datasets, overrides: Sequence[str]) -> tuple[Situation, Chosen]:
@@ -225,17 +226,14 @@ def read_plan(recipe: Path) -> SavedPlan:
     """Read what a recipe was planned from.
 
     Raises:
-        ConfigError: it was not planned, or by other rules.
+        ConfigError: it was not planned.
+        InvalidFile: the file is damaged.
     """
     file = facts_file(recipe)
     if not file.is_file():
         message = f"was not written by `opabinia plan`: there is no {file}"
         raise ConfigError(Problem("command line", "", f"{recipe} {message}"))
-    saved = read_json(file, SavedPlan)
-    if saved.version != VERSION:
-        message = f"was planned by rules {saved.version}, and these are rules {VERSION}; plan it again"
-        raise ConfigError(Problem(str(file), "version", message))
-    return saved
+    return read_json(file, SavedPlan)
 
 
 def save_profile(recipe: Path, folder: Path) -> None:
