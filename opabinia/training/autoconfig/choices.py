@@ -174,7 +174,8 @@ def _classification(situation: Situation, data: Datasets) -> Chosen:
     flip = rules.mirroring(profile.classes)
     strength = rules.augmentation_strength(length.epochs, profile.samples / max(1, len(profile.classes)))
     cropped: list[Any] = [{"name": "RandomCrop", "size": "${vars.size}", "padding": [max(1, size // 12)]}]
-    resized: list[Any] = [{"name": "RandomResizedCrop", "size": "${vars.size}", "scale": [round(0.35 - 0.1 * strength, 2), 1.0]}]
+    area = [round(0.35 - 0.1 * strength, 2), 1.0]
+    resized: list[Any] = [{"name": "RandomResizedCrop", "size": "${vars.size}", "scale": area}]
     train = (cropped if is_tiny else resized) + ([{"name": "RandomHorizontalFlip"}] if flip.value else [])
     if strength == 2:
         train.append({"name": "TrivialAugmentWide"})
