@@ -121,9 +121,7 @@ def _length(
     return _Length(batch.value, schedule, epochs, speed.threads)
 
 
-def _training(
-    situation: Situation, network: Network, length: _Length, metric: str | None, lr_factor: float = 1.0
-) -> Iterator[Choice]:
+def _training(situation: Situation, network: Network, length: _Length, lr_factor: float = 1.0) -> Iterator[Choice]:
     """Yield batch size, optimizer, schedule, length, EMA and evaluation."""
     machine, schedule = situation.machine, length.schedule
     samples = schedule.steps * length.batch
@@ -151,8 +149,6 @@ def _training(
     yield Choice(
         "evaluate", evaluation, f"{schedule.evaluations} evaluations: a tenth of the budget at most", "schedule"
     )
-    if metric is not None:
-        yield Choice("checkpoint.best", f"val{'_ema' if ema else ''}/{metric}")
     yield Choice("checkpoint.every", every)
     hours = max(0.001, round(situation.budget * 1.08 / 3600, 4))
     limit = {"name": "time_limit", "max_time": f"{hours}h", "final": True}
@@ -188,7 +184,7 @@ def _classification(situation: Situation, data: Datasets) -> Chosen:
         Choice("vars.enlarged", size if is_tiny else round(size * 1.14)),
         *([Choice("task.loss", {"name": "binary_cross_entropy"})] if profile.multi_label else []),
         *_balanced(situation, {"name": "weighted", "weighting": "sqrt"}),
-        *_training(situation, network, length, None),
+        *_training(situation, network, length),
     ]
     return _chosen("classification/image_folder", choices, capacity, length)
 
@@ -252,7 +248,7 @@ def _detection(situation: Situation, data: Datasets) -> Chosen:
         Choice("vars.longest", longest),
         Choice("data.train.transforms", train, f"mirrored: {flip.reason}", "mirroring"),
         *_balanced(situation, {"name": "repeat_factor", "threshold": 0.05}),
-        *_training(situation, capacity.network, length, "AP", lr_factor=3.0),
+        *_training(situation, capacity.network, length, lr_factor=3.0),
         Choice("train.step", {"name": "standard", "clip_norm": 5.0}),
     ]
     return _chosen("detection/coco_format", choices, capacity, length)
@@ -318,7 +314,7 @@ def _segmentation(situation: Situation, data: Datasets) -> Chosen:
         Choice("vars.short", [size, round(size * 1.5)]),
         Choice("vars.test", round(size * 1.2)),
         Choice("data.train.transforms", train, f"mirrored: {flip.reason}", "mirroring"),
-        *_training(situation, capacity.network, length, "mIoU", lr_factor=2.0),
+        *_training(situation, capacity.network, length, lr_factor=2.0),
         Choice("train.step", {"name": "standard", "clip_norm": 5.0}),
     ]
     return _chosen("segmentation/image_folder", choices, capacity, length)
@@ -335,13 +331,9 @@ def _panoptic(situation: Situation, data: Datasets) -> Chosen:
         "detector": {"name": "mask_rcnn", "neck": {"name": "fpn", "channels": width}},
         "decoder": {"name": "fpn", "neck": None, "channels": width, "norm": "batch"},
     }
-    choices = [Choice("task", task, "objects by a detector, stuff by a decoder, on one feature pyramid")]
-    for choice in chosen.choices:
-        if choice.key == "checkpoint.best":
-            choices.append(choice._replace(value=choice.value.replace("mIoU", "PQ")))
-        elif not choice.key.startswith(("task.", "vars.channels")):
-            choices.append(choice)
-    return replace(chosen, choices=tuple(choices))
+    others = [choice for choice in chosen.choices if not choice.key.startswith(("task.", "vars.channels"))]
+    reason = "objects by a detector, stuff by a decoder, on one feature pyramid"
+    return replace(chosen, choices=(Choice("task", task, reason), *others))
 
 
 # --- identities, videos, images without labels ------------------------------------------------------------------------
@@ -370,7 +362,7 @@ def _reid(situation: Situation, data: Datasets) -> Chosen:
             "data.train.transforms", train, f"each image is seen {length.epochs:.3g} times", "augmentation_strength"
         ),
         Choice("data.sampler", {"name": "identities", "instances": instances.value}, instances.reason, "instances"),
-        *_training(situation, capacity.network, length, "mAP"),
+        *_training(situation, capacity.network, length),
     ]
     return _chosen("reid/folder", choices, capacity, length)
 
@@ -388,7 +380,7 @@ def _video(situation: Situation, data: Datasets) -> Chosen:
         Choice("vars.frames", count.value, count.reason, "frames"),
         Choice("vars.flip", flip.value, flip.reason, "mirroring"),
         Choice("vars.pretrained", capacity.network.pretrained),
-        *_training(situation, capacity.network, length, "top1"),
+        *_training(situation, capacity.network, length),
     ]
     return _chosen("video/folder", choices, capacity, length)
 
@@ -402,7 +394,7 @@ def _selfsup(situation: Situation, data: Datasets) -> Chosen:
         *_sources(data),
         Choice("vars.size", capacity.size, capacity.reason, "capacity"),
         Choice("vars.batch", length.batch, "contrastive losses need many other images", "batch_size"),
-        *(choice for choice in _training(situation, capacity.network, length, None) if choice.key != "evaluate"),
+        *(choice for choice in _training(situation, capacity.network, length) if choice.key != "evaluate"),
     ]
     return _chosen("selfsup/images", choices, capacity, length)
 

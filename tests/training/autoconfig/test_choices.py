@@ -53,7 +53,7 @@ def test_paths_with_references_are_escaped(tmp_path: Path) -> None:
 
 
 def test_without_validation_data() -> None:
-    choices = {choice.key: choice.value for choice in choose(situation(), replace(DATA, val=None)).choices}
+    choices = {choice.key: choice.value for choice in choose(situation("detection"), replace(DATA, val=None)).choices}
     assert choices["data.val"] is None
     assert not any(key.startswith(("data.val.", "checkpoint.best")) for key in choices)
 
