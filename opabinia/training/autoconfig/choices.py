@@ -228,8 +228,8 @@ def _chosen(base: str, choices: Sequence[Choice], capacity: rules.Capacity, leng
 def _detection(situation: Situation, data: Datasets) -> Chosen:
     profile, machine = situation.profile, situation.machine
     size = rules.detection_size(profile, 800 if machine.has_gpu else 448)
-    capacity = rules.capacity(situation, size.value, epochs=12.0, samples=2_500.0, smallest=128)
-    length = _length(situation, capacity, most=16)
+    capacity = rules.capacity(situation, size.value, epochs=6.0, samples=1_500.0, smallest=128)
+    length = _length(situation, capacity, most=16 if machine.has_gpu else 8)
     light = not machine.has_gpu
     sides = [round(capacity.size * factor / 8) * 8 for factor in (0.8, 0.9, 1.0, 1.1, 1.2)]
     longest = capacity.size * 2
@@ -243,7 +243,9 @@ def _detection(situation: Situation, data: Datasets) -> Chosen:
         *_backbone(situation, capacity),
         *_sources(data),
         *_detector(situation, light),
-        Choice("vars.test", capacity.size, f"{size.reason}; {capacity.reason}", "detection_size"),
+        Choice(
+            "vars.test", capacity.size, f"wanted: {size.value} ({size.reason}); {capacity.reason}", "detection_size"
+        ),
         Choice("vars.short", sides, "20 % smaller to 20 % larger"),
         Choice("vars.longest", longest),
         Choice("data.train.transforms", train, f"mirrored: {flip.reason}", "mirroring"),

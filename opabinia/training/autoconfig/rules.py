@@ -243,14 +243,14 @@ def largest_size(profile: DatasetProfile, limit: int) -> int:
     return min(limit, max(96, round_up(profile.short_sides[2], 32)))
 
 
-@rule("small objects need 16 pixels to be found at stride 8: Lin et al. 2017 (FPN), Singh and Davis 2018 (SNIP)")
+@rule("small objects are found rarely: Lin et al. 2014 (COCO, below 32 pixels), Singh and Davis 2018 (SNIP)")
 def detection_size(profile: DatasetProfile, limit: int) -> Value:
-    """The shorter side of images for detectors: so that nine of ten objects are at least 24 pixels wide, not larger
+    """The shorter side of images for detectors: so that nine of ten objects are at least 40 pixels wide, not larger
     than the images and at most ``limit``."""
     if profile.object_sides is None or profile.short_sides is None:
         return Value(limit, "the sizes of the objects are unknown")
     short, small = profile.short_sides[2], max(1.0, profile.object_sides[1])
-    wanted = 24 * short / small
+    wanted = 40 * short / small
     size = int(min(limit, round_up(min(wanted, short), 32)))
     share = small * size / short
     return Value(max(64, size), f"nine of ten objects are wider than {share:.0f} pixels at this size")
