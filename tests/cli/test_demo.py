@@ -141,7 +141,8 @@ def test_all_tasks(opabinia: Opabinia, tmp_path: Path, fake_training: Callable[.
     result = opabinia("demo", "--out", out)
     assert result.status == 0, result.err
     started = calls(out)
-    assert set(list(started)[:2]) == {"selfsup/digits_vicreg", "detection/digits"}
+    # Two run at a time, so one of the first two has begun before any other; the second may be slow to start.
+    assert next(iter(started)) in {"selfsup/digits_vicreg", "detection/digits"}
     for recipe, ((_, threads, *words),) in started.items():
         assert threads == "1"
         assert words[:4] == ["-m", "opabinia", "train", recipe] and "data.num_workers=0" in words
