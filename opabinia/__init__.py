@@ -57,10 +57,6 @@ FORMAT_MODULES.append("opabinia.migration.weights")  # training and the layers b
 # For train.deterministic: cuBLAS reads it once, before the first matrix product of the process on a GPU.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
-# OpenMP threads that wait spin for milliseconds by default. Where another program uses a core, too, a step of two
-# threads then takes 6.6 s in place of 1.1 s; on an idle machine 0.20 s either way (EfficientNet-Lite0, two cores).
-os.environ.setdefault("GOMP_SPINCOUNT", "1000")
-
 
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
