@@ -13,14 +13,13 @@ from numpy.typing import NDArray
 
 from opabinia.contracts import GroundTruth, Indices, Source
 from opabinia.data.check.datasets import annotated_images, count_per_class, leaf_sources
+from opabinia.data.check.image_hash import connect
 from opabinia.data.check.scan import SampleScan
 from opabinia.data.check.statistics import box_sides, map_statistics
 from opabinia.data.examination import LIMIT, Examination, examine
 from opabinia.data.layouts.layout import TaskName
-from opabinia.data.sample_groups import connect
 from opabinia.data.sources.detection_base import AnnotatedImages
 from opabinia.data.splitting import find_leaks
-from opabinia.runtime.json_files import parse_json
 
 Quantiles = tuple[float, float, float, float, float]
 """Minimum, 10 %, median, 90 % and maximum."""
@@ -92,19 +91,8 @@ class DatasetProfile:
 
     def to_json(self) -> str:
         """Return the profile as JSON."""
-        return json.dumps({"version": _VERSION, **asdict(self)}, indent=2) + "\n"
+        return json.dumps(asdict(self), indent=2) + "\n"
 
-    @staticmethod
-    def from_json(content: bytes | str, place: str) -> DatasetProfile:
-        """Parse a profile; ``place`` is its file, for errors.
-
-        Raises:
-            InvalidFile: it is not valid JSON, or a field is missing or has another type.
-        """
-        return parse_json(content, DatasetProfile, place)
-
-
-_VERSION = 1
 
 _MAX_UNREADABLE = 20
 _OTHER_PART = 4
@@ -146,7 +134,7 @@ def profile_dataset(
             known = examined[1] if examined and name == "val" else None
             splits[name] = source, known or examine(source, seed=seed, limit=limit // _OTHER_PART)
     leaks = find_leaks(splits)
-    alike = connect([examination.identical(), examination.near_duplicates()], len(train))
+    alike = connect(np.concatenate([examination.identical(), examination.near_duplicates()]), len(train))
     return DatasetProfile(
         task=task,
         samples=len(train),

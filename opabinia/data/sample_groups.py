@@ -14,10 +14,9 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import connected_components
 
 from opabinia.contracts import Indices, Source, SourceInfo
+from opabinia.data.check.image_hash import connect
 from opabinia.data.examination import Examination
 from opabinia.runtime.local_copies import is_placeholder
 
@@ -125,7 +124,7 @@ def find_groups(source: Source, examination: Examination) -> Indices:
     pairs = [examination.identical(), near, chain_equal(originals), chain_equal(clips)]
     if not examination.is_complete:
         pairs.append(chain_equal(same_files([source])))
-    return connect([*pairs, likeness.frames(runs, names.numbers)], len(source))
+    return connect(np.concatenate([*pairs, likeness.frames(runs, names.numbers)]), len(source))
 
 
 def name_of_original(name: str) -> tuple[str, bool]:
@@ -249,7 +248,7 @@ def _near_duplicates(examination: Examination, scopes: Indices) -> NDArray[np.in
     """Return index pairs (P x 2) that connect near-duplicates, without those that are most of the images of a class."""
     read = examination.indices
     pairs = np.searchsorted(read, examination.near_duplicates())
-    groups = _without_large(connect([pairs], len(read)), scopes[read])
+    groups = _without_large(connect(pairs, len(read)), scopes[read])
     return read[chain_equal(groups)]
 
 
@@ -258,14 +257,6 @@ def chain_equal(codes: Indices) -> NDArray[np.int64]:
     order = np.argsort(codes, kind="stable")
     same = (codes[order[1:]] == codes[order[:-1]]) & (codes[order[1:]] >= 0)
     return np.stack([order[:-1][same], order[1:][same]], 1)
-
-
-def connect(pairs: Sequence[NDArray[np.int64]], count: int) -> Indices:
-    """Return the number of the connected component of each of ``count`` samples (int64); ``pairs`` are P x 2."""
-    edges = np.concatenate(pairs)
-    graph = coo_array((np.ones(len(edges), dtype=bool), (edges[:, 0], edges[:, 1])), shape=(count, count))
-    components: Indices = connected_components(graph, directed=False)[1].astype(np.int64)
-    return components
 
 
 class _Likeness:
@@ -319,7 +310,7 @@ class _Likeness:
         connected = np.ones(len(pairs), dtype=bool)
         if self._is_complete:
             connected[known] = alike
-        scenes = connect([pairs[connected]], len(runs))
+        scenes = connect(pairs[connected], len(runs))
         own_lengths = lengths[runs[pairs[:, 0]]]
         is_long = np.bincount(scenes)[scenes[pairs[:, 0]]] > _MAX_SHARE * own_lengths
         cut = np.arange(len(pairs)) % np.maximum(own_lengths // _BLOCKS, 2) == 0

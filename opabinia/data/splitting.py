@@ -12,11 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from opabinia.contracts import Indices, RaggedArray, Source, SourceInfo
+from opabinia.data.check.image_hash import connect
 from opabinia.data.examination import LIMIT, Examination, examine
 from opabinia.data.layouts.layout import TaskName
 from opabinia.data.sample_groups import (
     chain_equal,
-    connect,
     find_groups,
     name_of_original,
     recording_of,
@@ -152,7 +152,7 @@ def choose_identities(source: Source, groups: Indices, *, seed: int) -> Indices:
 
     They are drawn among those whose images can be searched: they have two images at least, by two cameras where cameras
     are known. :func:`validation_size` images are chosen, of at least a fifth of the identities or 20 of them, because
-    few identities are easily told apart, and of at most half.
+    few identities are easily distinguished, and of at most half.
 
     Args:
         source: each sample has one label, the identity.
@@ -170,7 +170,7 @@ def choose_identities(source: Source, groups: Indices, *, seed: int) -> Indices:
         raise ValueError("the samples have no identities: each needs one label")
     sides = np.unique(np.stack([labels, np.arange(len(labels)) if cameras is None else cameras], 1), axis=0)
     searchable = np.bincount(sides[:, 0], minlength=len(source.classes)) > 1
-    units = connect([chain_equal(labels), chain_equal(groups)], len(labels))
+    units = connect(np.concatenate([chain_equal(labels), chain_equal(groups)]), len(labels))
     order = np.argsort(units, kind="stable")
     members = np.split(order, np.flatnonzero(np.diff(units[order])) + 1)
     chosen = np.zeros(len(source.classes), dtype=bool)

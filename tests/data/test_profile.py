@@ -29,7 +29,7 @@ from opabinia.data.sources import (
     coco,
     digit_maps,
 )
-from opabinia.runtime.json_files import InvalidFile
+from opabinia.runtime.json_files import InvalidFile, parse_json
 from scripts import small_data
 from tests.data.check.images import save
 from tests.data.videos import write as write_video
@@ -97,7 +97,7 @@ def test_profiles(name: str, tmp_path: Path) -> None:
     for key, value in expected.items():
         own = getattr(profile, key)
         assert (f"{own[0]:g} .. {own[-1]:g}" if isinstance(value, str) else own) == value, key
-    assert DatasetProfile.from_json(profile.to_json(), "profile.json") == profile
+    assert parse_json(profile.to_json(), DatasetProfile, "profile.json") == profile
     assert profile == profile_dataset(source, None, task=task, examined=(examine(source, workers=0),) * 2)
 
 
@@ -141,4 +141,4 @@ def test_16_bits(tmp_path: Path) -> None:
 def test_wrong_files_raise(change: dict[str, Any], message: str, tmp_path: Path) -> None:
     content = json.loads(profile_dataset(folders(tmp_path), None, task="classification").to_json())
     with pytest.raises(InvalidFile, match=message):
-        DatasetProfile.from_json(json.dumps(content | change), "profile.json")
+        parse_json(json.dumps(content | change), DatasetProfile, "profile.json")

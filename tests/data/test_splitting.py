@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from opabinia.contracts import RaggedArray, SourceInfo
+from opabinia.data.check.image_hash import connect
 from opabinia.data.examination import Examination, examine
 from opabinia.data.layouts.layout import TaskName
-from opabinia.data.sample_groups import connect
 from opabinia.data.sources import ImageFolder, Images, ObjectMaps, class_folders, coco, subset
 from opabinia.data.sources.named import ImageFiles
 from opabinia.data.splitting import (
@@ -120,7 +120,7 @@ def test_identities_are_in_one_part_and_can_be_searched() -> None:
     chosen = choose_identities(source, apart(60), seed=0)
     held_out = np.unique(labels[chosen])
     assert len(chosen) == 12 and len(held_out) == 2 and (held_out < 5).all()
-    together = connect([np.array([[0, 6], [6, 12], [12, 18], [18, 24]])], 60)  # images of all that can be searched
+    together = connect(np.array([[0, 6], [6, 12], [12, 18], [18, 24]]), 60)  # images of all that can be searched
     assert set(labels[choose_identities(source, together, seed=0)].tolist()) == {0, 1, 2, 3, 4}
     twenty = files(400, labels=np.arange(400) // 20, classes=tuple(map(str, range(20))))
     few = choose_identities(twenty, apart(400), seed=0)

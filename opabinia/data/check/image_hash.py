@@ -115,11 +115,16 @@ def _look_alike(a: NDArray[np.uint8], b: NDArray[np.uint8]) -> NDArray[np.bool_]
     return np.asarray(np.where(any_uniform, same_shade, correlated).all(1))
 
 
+def connect(pairs: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+    """Return the number of the connected component of each of ``count`` nodes (int64); ``pairs`` (P x 2) are edges."""
+    graph = coo_array((np.ones(len(pairs), dtype=bool), (pairs[:, 0], pairs[:, 1])), shape=(count, count))
+    components: NDArray[np.int64] = connected_components(graph, directed=False)[1].astype(np.int64)
+    return components
+
+
 def connected_groups(pairs: NDArray[np.int64], count: int) -> list[NDArray[np.int64]]:
     """Return the connected components with two or more of ``count`` nodes; ``pairs`` (P x 2) are the edges."""
-    edges = np.ones(len(pairs), dtype=bool)
-    graph = coo_array((edges, (pairs[:, 0], pairs[:, 1])), shape=(count, count))
-    _, component = connected_components(graph, directed=False)
+    component = connect(pairs, count)
     order = np.argsort(component, kind="stable")
     groups = np.split(order, np.flatnonzero(np.diff(component[order])) + 1) if count else []
     return sorted((group for group in groups if len(group) > 1), key=lambda group: int(group[0]))

@@ -172,7 +172,7 @@ def segmentation_folder(
         root: the folder that holds both.
         images: the folder with images, and its subfolders.
         labels: the folder with maps in the same subfolders; it may be that of the images, if ``label_suffix`` or
-            ``label_prefix`` tells them apart.
+            ``label_prefix`` distinguishes them.
         image_suffix: end of the names of images, which is replaced by ``label_suffix``; others are skipped. null: any
             extension of an image.
         label_suffix: end of the names of maps.

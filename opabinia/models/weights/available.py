@@ -143,11 +143,7 @@ feature maps of strides 4 to 32, so that one choice serves every task. The numbe
 ``results/results-imagenet.csv`` and ``results/benchmark-infer-amp-nchw-pt240-cu124-rtx4090.csv``."""
 
 
-def available_backbones(max_gmacs: float | None = None) -> list[KnownBackbone]:
-    """Return the backbones of :data:`BACKBONES` whose weights are at hand, the preferred first.
-
-    Args:
-        max_gmacs: only those that cost at most this per image.
-    """
+def available_backbones() -> list[KnownBackbone]:
+    """Return the backbones of :data:`BACKBONES` whose weights are at hand, the preferred first."""
     names = {weights.name for weights in available_weights()}
-    return [known for known in BACKBONES if known.model in names and (max_gmacs is None or known.gmacs <= max_gmacs)]
+    return [known for known in BACKBONES if known.model in names]
