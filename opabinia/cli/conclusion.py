@@ -318,5 +318,5 @@ def data_advice(curve: LearningCurve | None, sign: int, uncertainty: float | Non
     spread = None if uncertainty is None else curve.gain_uncertainty(uncertainty)
     if spread is None or sign * curve.gain <= spread:
         within = "" if spread is None else f", within its uncertainty of {spread:.3f}"
-        return f"{change}{within}: it cannot be told whether more data would help"
+        return f"{change}{within}: that does not show whether more data would help"
     return f"{change}, more than its uncertainty of {spread:.3f}: more data would help"

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,6 +13,9 @@ from opabinia.cli.benchmark import device_bytes
 from opabinia.cli.errors import option_error, report_errors
 from opabinia.cli.options import Budget, DataLayout, DataTask, Quiet
 from opabinia.runtime.quiet import quiet_terminal
+
+if TYPE_CHECKING:
+    from opabinia.runtime.elastic_agent import ProcessLayout
 
 DEFAULT_BUDGET = "1h"
 
@@ -76,9 +79,15 @@ def write_recipe(
     layout: str | None = None,
     gpus: int | None = None,
     device_memory: str | None = None,
+    ranks: int | None = 1,
     overrides: Sequence[str] = (),
 ) -> None:
-    """Plan a recipe; see :func:`plan` for the arguments.
+    """Plan a recipe.
+
+    Args:
+        data, file, budget, task, layout, gpus, device_memory: see :func:`plan`.
+        ranks: number of processes that will train on this machine; None: one for each GPU.
+        overrides: ``key=value``, changes to the recipe that will be made.
 
     Raises:
         ConfigError: an argument is wrong, or the data is not recognized.
@@ -98,45 +107,37 @@ def write_recipe(
     from opabinia.training.autoconfig.situation import other_machine, this_machine
 
     chosen = check_task(task, "command line: --task")
-    machine = this_machine() if memory is None else other_machine(gpus or 1, memory)
+    machine = this_machine(ranks) if memory is None else other_machine(gpus or 1, memory)
     with logging_to(None):
         plan_recipe(data, file, budget=seconds, machine=machine, task=chosen, layout=layout, overrides=overrides)
 
 
-class PlanOptions(NamedTuple):
-    """Options of ``train`` for data in place of a recipe."""
-
-    budget: str | None
-    task: str | None
-    layout: str | None
-
-
 def planned_recipe(
-    data: str, options: PlanOptions, overrides: list[str], out: Path, name: str, resume: str | None
+    data: str, write: Callable[..., None], processes: ProcessLayout | None, out: Path, name: str, resume: str | None
 ) -> str:
     """Plan a recipe for data, unless a run of it is resumed; return its path.
 
-    The files of a plan are in ``<out>/<data>/<name>.plan``, beside the run folder.
+    The files of a plan are in ``<out>/<data>/<name>.plan``, next to the run folder.
 
     Args:
         data: the first argument of ``train``.
-        options: options for planning.
-        overrides, out, name, resume: as given to ``train``.
+        write: :func:`write_recipe` with its other arguments; called with the file and the number of ranks.
+        processes: processes that ``train`` launches; None: it trains in this one.
+        out, name, resume: as given to ``train``.
 
     Raises:
-        ConfigError: the data is not recognized, the run exists already, or options do not fit.
+        ConfigError: the data is not recognized, the run exists already, or several machines would plan.
     """
     from opabinia.config.paths import check_not_overwritten, check_run_name, folder_for, plan_file
 
-    if int(os.environ.get("WORLD_SIZE") or 1) > 1:
+    if int(os.environ.get("WORLD_SIZE") or 1) > 1 or (processes is not None and processes.nnodes > 1):
         message = f"is data: write a recipe first (opabinia plan {data} --out mine.yaml), then train mine.yaml"
         raise option_error("", f"{data} {message}")
     check_run_name(name)
     file = plan_file(data, out, name)
     if resume is not None and file.is_file():
         return str(file)
-    folder = folder_for(file, out, name)
     if resume is None:
-        check_not_overwritten(folder)
-    write_recipe(data, file, options.budget, options.task, options.layout, overrides=overrides)
+        check_not_overwritten(folder_for(file, out, name))
+    write(file, ranks=1 if processes is None else processes.nproc)
     return str(file)

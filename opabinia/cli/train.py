@@ -5,8 +5,8 @@ from __future__ import annotations
 import io
 import os
 import sys
-from collections.abc import Mapping
 from contextlib import redirect_stdout
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -39,6 +39,7 @@ LONG_BUDGET = 3600.0
 if TYPE_CHECKING:
     from opabinia.cli.conclusion import Conclusion
     from opabinia.config import Resolved
+    from opabinia.runtime.elastic_agent import ProcessLayout
 
 
 def train(
@@ -88,9 +89,8 @@ def train(
     opabinia train classification/digits --nproc auto --nnodes 2 --node-rank 0 --rdzv-endpoint node0:29500
     """
     with report_errors(), quiet_terminal(quiet):
-        plan_options = {"budget": budget, "task": task, "layout": data_layout}
-        recipe = _recipe_of(recipe, plan_options, overrides or [], out, name, resume)
         many = layout(nproc, nnodes, node_rank, rdzv_endpoint, max_restarts)
+        recipe = _recipe_of(recipe, budget, task, data_layout, many, overrides or [], out, name, resume)
         if seeds is not None:
             return _train_seeds(recipe, overrides or [], seeds, out, name, as_json, resume, many)
         if many is not None and many.is_elastic and resume != "auto":
@@ -113,26 +113,36 @@ def train(
 
 
 def _recipe_of(
-    recipe: str, options: Mapping[str, str | None], overrides: list[str], out: Path, name: str, resume: str | None
+    recipe: str,
+    budget: str | None,
+    task: str | None,
+    data_layout: str | None,
+    many: ProcessLayout | None,
+    overrides: list[str],
+    out: Path,
+    name: str,
+    resume: str | None,
 ) -> str:
     """Return the recipe to train: the given one, or that which is planned for data.
 
     Raises:
-        ConfigError: the data is not recognized, or options for data are given with a recipe.
+        ConfigError: the data is not recognized, options for data are given with a recipe, or there is neither.
     """
     from opabinia.config.compose import packaged_names
     from opabinia.config.paths import holds_data
     from opabinia.runtime.files import describe_missing
 
     if holds_data(recipe):
-        from opabinia.cli.plan import PlanOptions, planned_recipe
+        from opabinia.cli.plan import planned_recipe, write_recipe
 
-        return planned_recipe(recipe, PlanOptions(**options), overrides, out, name, resume)
+        write = partial(write_recipe, recipe, budget=budget, task=task, layout=data_layout, overrides=overrides)
+        return planned_recipe(recipe, write, many, out, name, resume)
+    options = {"--budget": budget, "--task": task, "--layout": data_layout}
     given = [option for option, value in options.items() if value is not None]
     if given and not Path(recipe).exists() and recipe not in packaged_names():
         raise option_error("", f"there is no file or folder {recipe}; {describe_missing(Path(recipe))}")
     if given:
-        raise option_error(f"--{given[0]}", f"is for a folder of data, and {recipe} is a recipe; remove it")
+        raise option_error(given[0], f"is for a folder of data, and {recipe} is a recipe; remove it")
     return recipe
 
 

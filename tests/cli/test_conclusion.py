@@ -118,7 +118,7 @@ def test_advice_about_data() -> None:
         "its uncertainty of 0.035: more data would help"
     )
     for sign, uncertainty in ((1, 0.2), (1, None), (-1, 0.05)):
-        assert "it cannot be told whether more data would help" in data_advice(curve, sign, uncertainty)
+        assert "that does not show whether more data would help" in data_advice(curve, sign, uncertainty)
     assert "not measured" in data_advice(None, 1, 0.05)
 
 

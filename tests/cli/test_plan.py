@@ -100,6 +100,12 @@ def test_options_for_data_are_refused_for_recipes(opabinia: Command, recipe: str
     assert result.status == 2 and message in result.err
 
 
+def test_several_machines_do_not_plan(opabinia: Command, data: Path, tmp_path: Path) -> None:
+    words = ["--nproc", "1", "--nnodes", "2", "--node-rank", "1", "--rdzv-endpoint", "localhost:29500"]
+    result = opabinia("train", data, "--out", tmp_path, *words)
+    assert result.status == 2 and "write a recipe first (opabinia plan" in result.err
+
+
 def test_train_on_a_folder(opabinia: Command, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It plans, measures, trains and concludes; the same command refuses to overwrite, and resumes the same plan."""
     monkeypatch.setattr("opabinia.training.autoconfig.probe.MOST_STEPS", 3)

@@ -14,6 +14,7 @@ from opabinia.config.errors import nearest
 from opabinia.config.paths import facts_file
 from opabinia.contracts import Source, SourcePart
 from opabinia.data.layouts.layout import TASK_NAMES, Layout, Section, TaskName
+from opabinia.data.layouts.readings import convert
 from opabinia.data.layouts.recognition import recognize
 from opabinia.data.profile import DatasetProfile, profile_dataset
 from opabinia.data.splitting import split_dataset
@@ -27,7 +28,6 @@ from opabinia.runtime.version import __version__
 from opabinia.training.autoconfig.choices import Chosen, Datasets, choose
 from opabinia.training.autoconfig.probe import measure
 from opabinia.training.autoconfig.recipe import recipe_text
-from opabinia.training.autoconfig.rules import with_speed
 from opabinia.training.autoconfig.situation import Machine, Situation, Speed
 
 VERSION = 1
@@ -140,13 +140,10 @@ def check_task(task: str | None, place: str) -> TaskName | None:
 
 def _tolerant(reading: Layout) -> Layout:
     """Return a reading whose sources clip boxes that leave their image and drop broken ones, with a warning each."""
-    known = catalog().get("source", str(reading.train["name"]))
-    if reading.task not in _BOXES or known is None or "broken" not in known.by_name:
+    source = catalog().get("source", str(reading.train["name"]))
+    if reading.task not in _BOXES or source is None or "broken" not in source.by_name:
         return reading
-    train, val, test = (
-        section and {"broken": "clip", **section} for section in (reading.train, reading.val, reading.test)
-    )
-    return replace(reading, train=train or reading.train, val=val, test=test)
+    return convert(reading, reading.task, lambda section: {"broken": "clip", **section})
 
 
 def _profile(reading: Layout, out: Path) -> tuple[Datasets, DatasetProfile]:
@@ -183,7 +180,9 @@ def _measured(situation: Situation, data: Datasets, overrides: Sequence[str]) ->
     for _ in range(ROUNDS if situation.machine.here else 0):
         speed = measure(chosen, overrides)
         log.info("speed   %s", describe_speed(speed))
-        situation = with_speed(situation, speed)
+        ranks = situation.machine.ranks  # they share the work
+        speed = replace(speed, train=speed.train / ranks, evaluate=speed.evaluate / ranks)
+        situation = replace(situation, speeds=(*situation.speeds, speed))
         chosen = choose(situation, data)
         if any((known.model, known.size) == (chosen.model, chosen.size) for known in situation.speeds):
             break

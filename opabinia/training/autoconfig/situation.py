@@ -43,20 +43,19 @@ class Machine:
         return max(1, self.gpus)
 
 
-def this_machine() -> Machine:
-    """Return the machine of this process."""
+def this_machine(ranks: int | None = 1) -> Machine:
+    """Return the machine of this process.
+
+    Args:
+        ranks: number of processes that will train on it; None: one for each GPU.
+    """
     import torch  # for few commands
 
     if torch.cuda.is_available():
+        ranks = ranks or torch.cuda.device_count()
         properties = torch.cuda.get_device_properties(0)
-        count = torch.cuda.device_count()
-        return Machine(
-            device="cuda",
-            gpus=count,
-            memory=properties.total_memory,
-            cores=cores(),
-            name=f"{count} x {properties.name}",
-        )
+        name = f"{ranks} x {properties.name}"
+        return Machine(device="cuda", gpus=ranks, memory=properties.total_memory, cores=cores(), name=name)
     if torch.backends.mps.is_available():
         return Machine(device="mps", gpus=1, memory=available_memory(), cores=cores(), name="Apple's GPU")
     return Machine(device="cpu", memory=available_memory(), cores=cores(), name=f"{cores()} CPU cores")
