@@ -17,7 +17,7 @@ class TimeLimit(Hook):
 
     Args:
         max_time: such as ``1.5h``.
-        final: the run then counts as complete, with its last evaluation; the log says how much of the time is used.
+        final: the run then counts as complete, with its last evaluation.
     """
 
     def __init__(self, *, max_time: Annotated[Duration, Units("h")], final: bool = False) -> None:
@@ -31,6 +31,6 @@ class TimeLimit(Hook):
 
     def after_phase(self, run: Run, phase: Phase) -> None:
         """Log the share of the time that is used, after an evaluation."""
-        if self.final and phase.kind == "evaluate":
+        if phase.kind == "evaluate":
             used = time.monotonic() - run.start_time
             log.info("%s of at most %s are used", format_seconds(used), format_seconds(self._seconds))

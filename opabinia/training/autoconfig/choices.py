@@ -135,7 +135,8 @@ def _training(situation: Situation, network: Network, length: _Length, lr_factor
     yield Choice("optimizer.lr", float(f"{rate.value * lr_factor:.2g}"), rate.reason, "learning_rate")
     yield Choice("param_groups", {"rules": [{"kind": "1d", "weight_decay": 0}]})
     yield _choice("schedule.warmup", rules.warmup(schedule.steps), rules.warmup)
-    epochs = f"{samples / situation.profile.samples:.3g} epochs: {schedule.reason}"
+    assumed = "" if machine.here else "; an assumed speed, not a measured one"
+    epochs = f"{samples / situation.profile.samples:.3g} epochs: {schedule.reason}{assumed}"
     yield Choice("train.length", f"{schedule.steps}it", epochs, "schedule")
     yield Choice("train.channels_last", True)
     if length.threads is not None:
@@ -395,7 +396,6 @@ def _selfsup(situation: Situation, data: Datasets) -> Chosen:
         *_backbone(situation, capacity),
         *_sources(data),
         Choice("vars.size", capacity.size, capacity.reason, "capacity"),
-        Choice("vars.batch", length.batch, "contrastive losses need many other images", "batch_size"),
         *(choice for choice in _training(situation, capacity.network, length) if choice.key != "evaluate"),
     ]
     return _chosen("selfsup/images", choices, capacity, length)

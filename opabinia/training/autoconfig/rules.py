@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar
 
 from opabinia.data.profile import DatasetProfile
+from opabinia.models.weights.available import BACKBONES
 from opabinia.runtime.durations import format_seconds
 from opabinia.runtime.text import plural
 from opabinia.training.autoconfig.situation import Machine, Situation, Speed
@@ -79,8 +80,9 @@ class Network:
     """A backbone that a plan may choose.
 
     Attributes:
-        model: its name in timm.
-        cost: seconds of a training step at 224 pixels, relative to ``tf_efficientnet_lite0``.
+        model: its name in timm; of pretrained ones with the tag of the weights.
+        cost: multiply-adds for an image of 224 pixels, in billions: how much slower than another one it is, until one
+            of both is measured.
         options: keyword arguments for timm.
         pretrained: whether ImageNet weights are at hand.
         lr: learning rate of AdamW for batches of 32.
@@ -93,48 +95,22 @@ class Network:
     lr: float = 5e-4
 
 
-COSTS = {
-    "tf_efficientnet_lite0": 1.0,
-    "tf_efficientnet_lite1": 1.5,
-    "tf_efficientnet_lite2": 1.9,
-    "tf_efficientnet_lite3": 2.4,
-    "tf_efficientnet_lite4": 3.5,
-    "efficientnet_lite0": 1.0,
-    "efficientnet_b0": 1.4,
-    "mobilenetv3_large_100": 0.7,
-    "mobilenetv4_conv_small": 0.5,
-    "mobilenetv4_conv_medium": 1.8,
-    "resnet18": 1.3,
-    "resnet34": 2.5,
-    "resnet50": 3.5,
-    "regnety_016": 2.0,
-    "regnety_032": 3.5,
-    "convnext_atto": 1.0,
-    "convnext_pico": 2.2,
-    "convnext_nano": 3.5,
-    "convnextv2_nano": 4.0,
-    "convnext_tiny": 6.0,
-    "convnextv2_tiny": 7.0,
-    "convnext_small": 11.0,
-    "convnext_base": 18.0,
-}
-"""Relative seconds of a training step at equal image size: measured on two CPU cores for the first three, estimated
-from multiply-adds for the others, which a measurement of the chosen one replaces."""
-
-
-def cost(model: str) -> float:
-    """Return the relative seconds of a training step of a timm model; its name may have the tag of its weights."""
-    return NARROW.cost if model == NARROW.model else COSTS[model.partition(".")[0]]
-
-
-NARROW = Network("resnet10t", 0.35, {"stem_width": 16, "channels": [32, 64, 128, 256]}, pretrained=False, lr=2e-3)
+NARROW = Network("resnet10t", 0.28, {"stem_width": 16, "channels": [32, 64, 128, 256]}, pretrained=False, lr=2e-3)
 """For training from scratch on a CPU."""
-SCRATCH = Network("resnet18", COSTS["resnet18"], pretrained=False, lr=1e-3)
+SCRATCH = Network("resnet18", 1.8, pretrained=False, lr=1e-3)
 
 REFERENCE_SIZE = 224
 CPU_SECONDS, GPU_SECONDS = 0.09, 0.0016
-"""Assumed seconds of a training step per sample of ``tf_efficientnet_lite0`` at 224 pixels on one CPU core and on one
-GPU: for the first probe, and for machines that are not at hand."""
+"""Assumed seconds of a training step per sample of :data:`REFERENCE` at 224 pixels on one CPU core and on one GPU: for
+the first measurement, and for machines that are not at hand."""
+REFERENCE = "tf_efficientnet_lite0.in1k"
+
+NETWORKS = {
+    NARROW.model: NARROW,
+    SCRATCH.model: SCRATCH,
+    **{known.model: Network(known.model, known.gmacs * (REFERENCE_SIZE / known.size) ** 2) for known in BACKBONES},
+}
+"""All networks by name."""
 
 TINY_IMAGES = 64
 """Pixels: images with a shorter side below this have too little detail for networks made for 224 pixels."""
@@ -152,16 +128,16 @@ def assumed_speed(machine: Machine) -> Speed:
     """Return a cautious guess of the speed of a machine that was not measured."""
     seconds = GPU_SECONDS if machine.has_gpu else CPU_SECONDS / machine.cores
     seconds /= machine.ranks
-    return Speed(model="tf_efficientnet_lite0", size=REFERENCE_SIZE, train=seconds, evaluate=seconds / 3)
+    return Speed(model=REFERENCE, size=REFERENCE_SIZE, train=seconds, evaluate=seconds / 3)
 
 
 def predicted_speed(situation: Situation, network: Network, size: int) -> Speed:
     """Return the speed of a network at an image size: of the measurement of this network with the nearest size, else
-    of the last measurement, in proportion to the pixels and to the costs of the networks."""
+    of the last measurement, in proportion to pixels and multiply-adds."""
     known = situation.speeds or (assumed_speed(situation.machine),)
     same = [speed for speed in known if speed.model == network.model]
     nearest = min(same or known[-1:], key=lambda speed: abs(math.log(speed.size / size)))
-    factor = network.cost / cost(nearest.model) * (size / nearest.size) ** 2
+    factor = network.cost / NETWORKS[nearest.model].cost * (size / nearest.size) ** 2
     return replace(
         nearest, model=network.model, size=size, train=nearest.train * factor, evaluate=nearest.evaluate * factor
     )
@@ -186,8 +162,7 @@ def networks(situation: Situation) -> list[Network]:
     scratch = SCRATCH if situation.machine.has_gpu else NARROW
     if is_tiny(situation.profile):
         return [scratch]
-    known = [name for name in situation.weights if name.partition(".")[0] in COSTS]
-    return [Network(name, cost(name)) for name in known] or [scratch]
+    return [NETWORKS[name] for name in situation.weights] or [scratch]
 
 
 class Capacity(NamedTuple):
@@ -269,13 +244,13 @@ def batch_size(situation: Situation, samples: float, most: int, least: int) -> V
 
 
 SAMPLE_BYTES = 150 * 2**20
-"""Assumed bytes of a sample of ``tf_efficientnet_lite0`` at 224 pixels in a training step."""
+"""Assumed bytes of a sample of :data:`REFERENCE` at 224 pixels in a training step."""
 
 
 @rule("an assumption on the safe side; `opabinia benchmark RECIPE --memory` predicts the bytes")
 def most_samples(situation: Situation, network: Network, size: int) -> int:
     """Samples of a step that surely fit into the memory of each device, of which six tenths are used."""
-    needed = SAMPLE_BYTES * network.cost * (size / REFERENCE_SIZE) ** 2
+    needed = SAMPLE_BYTES * network.cost / NETWORKS[REFERENCE].cost * (size / REFERENCE_SIZE) ** 2
     return max(1, int(0.6 * situation.machine.memory / needed))
 
 
@@ -316,14 +291,12 @@ def schedule(situation: Situation, speed: Speed, batch: int) -> Schedule:
     return Schedule(steps, count, f"{reason} in {format_seconds(situation.budget)}")
 
 
-@rule("Morales-Brotons et al. 2024; the average spans the last tenth of the run")
+@rule("Morales-Brotons et al. 2024")
 def ema_decay(steps: int) -> Value | None:
-    """Decay of the moving average of the weights, by the number of steps; none below 100 steps."""
+    """Decay of the moving average of the weights, which spans a twentieth of the run; none below 100 steps."""
     if steps < 100:
         return None
-    return Value(
-        round(max(0.9, min(0.9998, 1 - 20 / steps)), 4), f"an average over the last twentieth of {steps} steps"
-    )
+    return Value(round(max(0.9, min(0.9998, 1 - 20 / steps)), 4), f"the average spans a twentieth of {steps} steps")
 
 
 @rule("Goyal et al. 2017: warm-up of a few epochs; a tenth of a short run")
@@ -339,7 +312,7 @@ _MIRRORED = re.compile(r"\b(left|right|links|rechts|gauche|droite|izquierda|dere
 
 @rule("a mirrored character is another one or none")
 def mirroring(classes: Sequence[str]) -> Value:
-    """Whether images are mirrored: not if classes are single characters, numbers, or name a side."""
+    """Probability of mirroring an image: 0 if classes are single characters or numbers, or name a side, else 0.5."""
     names = [name.replace("_", " ") for name in classes]
     single = [name for name in names if len(name) == 1 or name.isdigit()]
     sided = [name for name in names if _MIRRORED.search(name)]
@@ -352,15 +325,14 @@ def mirroring(classes: Sequence[str]) -> Value:
 
 @rule("stronger augmentation for longer training and fewer samples: Cubuk et al. 2020, Wightman et al. 2021; " + OURS)
 def augmentation_strength(epochs: float, samples_per_class: float) -> int:
-    """How much images are changed, 0 to 2: by the number of times that each is seen, and one more for classes of less
-    than 50 images."""
+    """Strength of the augmentation, 0 to 2: by the number of times that each image is seen, and one more for classes of
+    less than 50 images."""
     return min(2, (epochs >= 4) + (epochs >= 15) + (samples_per_class < 50 and epochs >= 4))
 
 
 @rule("Gupta et al. 2019 (LVIS); Kang et al. 2020 (decoupling)")
 def needs_balancing(per_class: Sequence[int]) -> Value | None:
-    """Whether rare classes are drawn more often: if the largest class has more than 20 times as many samples as the
-    smallest."""
+    """Rare classes are drawn more often if the largest class has more than 20 times as many samples as the smallest."""
     counts = [count for count in per_class if count]
     if len(counts) < 2 or max(counts) <= 20 * min(counts):
         return None
@@ -392,8 +364,3 @@ def frames(profile: DatasetProfile, machine: Machine) -> Value:
     seconds = 0.0 if profile.seconds is None else profile.seconds[2]
     count = 16 if machine.has_gpu and seconds > 10 else 8
     return Value(count, f"spread over videos of {seconds:.3g} s (median)")
-
-
-def with_speed(situation: Situation, speed: Speed) -> Situation:
-    """Return the situation after another measurement."""
-    return replace(situation, speeds=(*situation.speeds, speed))

@@ -7,6 +7,7 @@ from typing import Any
 from opabinia.data.layouts.layout import TaskName
 from opabinia.data.profile import DatasetProfile
 from opabinia.training.autoconfig.choices import Datasets
+from opabinia.training.autoconfig.rules import REFERENCE
 from opabinia.training.autoconfig.situation import GIB, Machine, Situation, Speed
 
 CPU = Machine(device="cpu", memory=4 * GIB, cores=2, name="2 CPU cores")
@@ -41,7 +42,7 @@ def situation(
     *,
     machine: Machine = CPU,
     budget: float = 600.0,
-    weights: tuple[str, ...] = ("tf_efficientnet_lite0",),
+    weights: tuple[str, ...] = (REFERENCE,),
     speeds: tuple[Speed, ...] = (),
     **facts: Any,
 ) -> Situation:

@@ -12,6 +12,7 @@ from opabinia.config import catalog, check, compose
 from opabinia.data.layouts.layout import TASK_NAMES, TaskName
 from opabinia.training.autoconfig.choices import choose
 from opabinia.training.autoconfig.recipe import recipe_text
+from opabinia.training.autoconfig.rules import REFERENCE
 from opabinia.training.autoconfig.situation import Machine, Speed
 from tests.training.autoconfig.situations import CPU, DATA, GPU, situation
 
@@ -65,8 +66,7 @@ def test_larger_budgets_choose_larger_images_and_longer_runs() -> None:
 
 def test_measured_speed_decides() -> None:
     fast, slow = (
-        Speed(model="tf_efficientnet_lite0", size=224, train=seconds, evaluate=seconds / 3, threads=2)
-        for seconds in (0.01, 1.0)
+        Speed(model=REFERENCE, size=224, train=seconds, evaluate=seconds / 3, threads=2) for seconds in (0.01, 1.0)
     )
     assert values(speeds=(fast,))["vars.size"] > values(speeds=(slow,))["vars.size"] == 96
     assert values(speeds=(fast,))["train.num_threads"] == 2

@@ -44,10 +44,10 @@ def test_learning_rate_grows_with_the_square_root_of_the_batch() -> None:
 
 
 def test_prediction_scales_with_pixels_and_networks() -> None:
-    measured = Speed(model="tf_efficientnet_lite0", size=128, train=0.1, evaluate=0.03, threads=1)
-    other = rules.Network("tf_efficientnet_lite1", rules.COSTS["tf_efficientnet_lite1"])
+    measured = Speed(model=rules.REFERENCE, size=128, train=0.1, evaluate=0.03, threads=1)
+    other = rules.NETWORKS["resnet18.a1_in1k"]
     predicted = rules.predicted_speed(situation(speeds=(measured,)), other, 256)
-    assert predicted.train == pytest.approx(0.1 * rules.COSTS["tf_efficientnet_lite1"] * 4)
+    assert predicted.train == pytest.approx(0.1 * 1.8 / 0.4 * 4)
     assert predicted.threads == 1
 
 
