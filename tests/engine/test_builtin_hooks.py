@@ -186,6 +186,7 @@ def test_a_final_time_limit_completes_the_run_with_an_evaluation(tmp_path: Path,
     trainer.run()
     evaluated = [line["step"] for line in lines(tmp_path) if any(name.startswith("val") for name in line)]
     assert (trainer.stopped, trainer._run.clock.step, evaluated) == (None, 3, [3])
+    assert (tmp_path / "checkpoints/best").read_text() == "step-00000003\n"
 
 
 # --- lines ------------------------------------------------------------------------------------------------------------

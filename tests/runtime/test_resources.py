@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import platform
+import subprocess
+import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from opabinia.runtime import resources
-from opabinia.runtime.resources import available_memory, cores, cpu_quota, peak_memory, reset_peak_memory
+from opabinia.runtime.resources import available_memory, cores, cpu_quota
 
 SYSTEM = {"proc/meminfo": "MemTotal: 9000000 kB\nMemFree: 10 kB\nMemAvailable: 8000000 kB\n"}
 OUTER, INNER, V1 = "sys/fs/cgroup/outer", "sys/fs/cgroup/outer/inner", "sys/fs/cgroup"
@@ -64,10 +66,37 @@ def test_cores_are_divided_by_the_ranks_of_the_machine(monkeypatch: pytest.Monke
     assert cores() == 1
 
 
+def in_new_process(lines: str) -> str:
+    """Return what a program prints, without its line break."""
+    return subprocess.run([sys.executable, "-c", lines], capture_output=True, text=True, check=True).stdout.strip()
+
+
 def test_the_peak_memory_of_this_process_can_be_reset() -> None:
-    reset_peak_memory()
-    initial = peak_memory()
-    array = np.ones(30_000_000)
-    del array
-    assert peak_memory() >= initial + 200_000_000
+    lines = """
+import numpy as np
+from opabinia.runtime.resources import peak_memory, reset_peak_memory
+np.ones(60_000_000)
+reset_peak_memory()
+before = peak_memory()
+np.ones(30_000_000)
+print(200_000_000 <= peak_memory() - before < 300_000_000)
+"""
+    assert in_new_process(lines) == "True"
     assert available_memory() > 0
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="for glibc")
+def test_freed_memory_is_kept_where_the_cpu_computes() -> None:
+    lines = """
+import resource, torch
+from opabinia.runtime.device import configure_backends
+options = {{"deterministic": False, "cudnn_benchmark": False, "matmul_precision": None, "threads": 1}}
+if {keeps}:
+    configure_backends(torch.device("cpu"), **options)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(10):
+    torch.ones(25_000_000)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+    faults = {keeps: int(in_new_process(lines.format(keeps=keeps))) for keeps in (False, True)}
+    assert faults[False] > 5 * faults[True]  # ten times the same pages, or once

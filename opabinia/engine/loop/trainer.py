@@ -142,6 +142,7 @@ class Trainer:
             self._train_epoch(batches)
         if self._stop and self._stop.final and self._evaluated_step != run.clock.step:
             self.evaluate()
+            self._hooks.call(run, "after_step", after="evaluate")  # it may be the best of the run
 
     def _train_epoch(self, batches: Iterator[tuple[GlobalBatch, Batch]]) -> None:
         """Train to the end of the current epoch; a resumed run may be in the middle of one."""

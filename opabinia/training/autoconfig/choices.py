@@ -108,13 +108,17 @@ class _Length(NamedTuple):
 
 
 def _length(
-    situation: Situation, capacity: rules.Capacity, most: int, least: int = 4, batch: Value | None = None
+    situation: Situation,
+    capacity: rules.Capacity,
+    most: int,
+    least: int = 4,
+    batch: Value | None = None,
+    steps: int = 100,
 ) -> _Length:
     network, size = capacity.network, capacity.size
     samples = rules.affordable_samples(situation, network, size)
-    batch = batch or rules.batch_size(
-        situation, samples, min(most, rules.most_samples(situation, network, size)), least
-    )
+    most = min(most, rules.most_samples(situation, network, size))
+    batch = batch or rules.batch_size(situation, samples, most, least, steps)
     speed = rules.predicted_speed(situation, network, size)
     schedule = rules.schedule(situation, speed, batch.value)
     epochs = schedule.steps * batch.value / situation.profile.samples
@@ -131,8 +135,7 @@ def _training(situation: Situation, network: Network, length: _Length, lr_factor
     if situation.profile.unreadable or situation.profile.examined < situation.profile.samples:
         broken = f"such as {situation.profile.unreadable[0]}" if situation.profile.unreadable else "if there are any"
         yield Choice("data.on_error", "skip", f"files that cannot be read are skipped, {broken}; the log names them")
-    rate = rules.learning_rate(network, length.batch)
-    yield Choice("optimizer.lr", float(f"{rate.value * lr_factor:.2g}"), rate.reason, "learning_rate")
+    yield _choice("optimizer.lr", rules.learning_rate(network, length.batch, lr_factor), rules.learning_rate)
     yield Choice("param_groups", {"rules": [{"kind": "1d", "weight_decay": 0}]})
     yield _choice("schedule.warmup", rules.warmup(schedule.steps), rules.warmup)
     assumed = "" if machine.here else "; an assumed speed, not a measured one"
@@ -230,8 +233,8 @@ def _detection(situation: Situation, data: Datasets) -> Chosen:
     profile, machine = situation.profile, situation.machine
     size = rules.detection_size(profile, 800 if machine.has_gpu else 448)
     capacity = rules.capacity(situation, size.value, epochs=6.0, samples=1_500.0, smallest=128)
-    length = _length(situation, capacity, most=16 if machine.has_gpu else 8)
-    light = not machine.has_gpu
+    length = _length(situation, capacity, most=16 if machine.has_gpu else 8, least=2, steps=600)
+    light, frozen = not machine.has_gpu, rules.frozen_norms(capacity.network)
     sides = [round(capacity.size * factor / 8) * 8 for factor in (0.8, 0.9, 1.0, 1.1, 1.2)]
     longest = capacity.size * 2
     flip = rules.mirroring(profile.classes)
@@ -243,6 +246,7 @@ def _detection(situation: Situation, data: Datasets) -> Chosen:
     choices = [
         *_backbone(situation, capacity),
         *_sources(data),
+        *([_choice("task.freeze_norms", frozen, rules.frozen_norms)] if frozen else []),
         *_detector(situation, light),
         Choice(
             "vars.test", capacity.size, f"wanted: {size.value} ({size.reason}); {capacity.reason}", "detection_size"
@@ -251,7 +255,7 @@ def _detection(situation: Situation, data: Datasets) -> Chosen:
         Choice("vars.longest", longest),
         Choice("data.train.transforms", train, f"mirrored: {flip.reason}", "mirroring"),
         *_balanced(situation, {"name": "repeat_factor", "threshold": 0.05}),
-        *_training(situation, capacity.network, length, lr_factor=3.0),
+        *_training(situation, capacity.network, length, lr_factor=6.0 if frozen else 2.0),
         Choice("train.step", {"name": "standard", "clip_norm": 5.0}),
     ]
     return _chosen("detection/coco_format", choices, capacity, length)

@@ -30,7 +30,7 @@ from opabinia.training.autoconfig.probe import measure
 from opabinia.training.autoconfig.recipe import recipe_text
 from opabinia.training.autoconfig.situation import Machine, Situation, Speed
 
-VERSION = 1
+VERSION = 2
 """Version of the rules: another one may choose other values."""
 
 _BOXES = ("detection", "instance_segmentation", "keypoints")

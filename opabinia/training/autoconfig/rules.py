@@ -235,10 +235,11 @@ def detection_size(profile: DatasetProfile, limit: int) -> Value:
 
 
 @rule("small batches generalize better: Keskar et al. 2017; memory: opabinia benchmark --memory; " + OURS)
-def batch_size(situation: Situation, samples: float, most: int, least: int) -> Value:
-    """Samples of a step: a power of two, so that the run has at least about 100 steps and an epoch at least 8."""
+def batch_size(situation: Situation, samples: float, most: int, least: int, steps: int = 100) -> Value:
+    """Samples of a step: a power of two, so that the run has at least about 100 steps, of detectors 600, and an epoch
+    at least 8."""
     profile = situation.profile
-    limit = min(samples / 100, profile.samples / 8)
+    limit = min(samples / steps, profile.samples / 8)
     size = 2 ** int(math.log2(max(least, min(most * situation.machine.ranks, limit))))
     return Value(size, f"{samples / size:,.0f} steps within the budget, {profile.samples / size:.3g} in an epoch")
 
@@ -255,11 +256,21 @@ def most_samples(situation: Situation, network: Network, size: int) -> int:
 
 
 @rule("square root scaling with Adam: Krizhevsky 2014, Malladi et al. 2022; " + OURS)
-def learning_rate(network: Network, batch: int) -> Value:
-    """Peak learning rate of AdamW: that of the network for batches of 32, times the square root of the ratio."""
-    rate = float(f"{network.lr * math.sqrt(batch / 32):.2g}")
+def learning_rate(network: Network, batch: int, factor: float = 1.0) -> Value:
+    """Peak learning rate of AdamW: that of the network for batches of 32, times the square root of the ratio, twice as
+    much for segmentation and six times for detectors, whose new layers learn the most; at most 0.001 with ImageNet
+    weights."""
+    rate = network.lr * math.sqrt(batch / 32) * factor
+    if network.pretrained:
+        rate = min(rate, 1e-3)
     start = "fine-tuning from ImageNet weights" if network.pretrained else "training from scratch"
-    return Value(rate, f"{start} with batches of {batch}")
+    return Value(float(f"{rate:.2g}"), f"{start} with batches of {batch}")
+
+
+@rule("frozen batch norms in fine-tuning: Ren et al. 2015, detectron2; " + OURS)
+def frozen_norms(network: Network) -> Value | None:
+    """Batch norms of a detector's backbone keep the statistics of ImageNet: a batch has few images."""
+    return Value(True, "few images in a batch; the statistics of ImageNet are known") if network.pretrained else None
 
 
 LONGEST = 300

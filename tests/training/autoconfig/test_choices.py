@@ -13,7 +13,7 @@ from opabinia.data.layouts.layout import TASK_NAMES, TaskName
 from opabinia.training.autoconfig.choices import choose
 from opabinia.training.autoconfig.recipe import recipe_text
 from opabinia.training.autoconfig.rules import REFERENCE
-from opabinia.training.autoconfig.situation import Machine, Speed
+from opabinia.training.autoconfig.situation import GIB, Machine, Speed
 from tests.training.autoconfig.situations import CPU, DATA, GPU, situation
 
 
@@ -111,6 +111,14 @@ def test_small_objects_need_larger_images() -> None:
 )
 def test_detectors(task: TaskName, facts: dict[str, Any], detector: str) -> None:
     assert values(task=task, **facts)["task.detector"]["name"] == detector
+
+
+def test_short_runs_of_detectors_have_small_batches_and_frozen_norms() -> None:
+    machine = replace(CPU, memory=16 * GIB)
+    short, long = (values(task="detection", machine=machine, budget=budget) for budget in (20.0, 36_000.0))
+    assert (short["data.batch_size"], long["data.batch_size"]) == (2, 8)
+    assert short["task.freeze_norms"] and short["optimizer.lr"] < long["optimizer.lr"] == 0.001
+    assert "task.freeze_norms" not in values(task="detection", weights=())
 
 
 def test_batches_of_identities() -> None:
