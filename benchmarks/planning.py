@@ -59,13 +59,17 @@ def digits(folder: Path) -> Path:
     from opabinia.data.sources import Digits
 
     for split in ("train", "val"):
-        source = Digits(split=split)  # type: ignore[arg-type]
-        for index in range(len(source)):
-            sample = source[index]
-            path = folder / split / source.classes[sample["label"]] / f"{index}.png"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(np.asarray(sample["image"]).reshape(8, 8).astype(np.uint8)).save(path)
+        write_class_folders(Digits(split=split), folder / split)  # type: ignore[arg-type]
     return folder
+
+
+def write_class_folders(source: Any, folder: Path) -> None:
+    """Write the gray images of a source as a folder for each class."""
+    for index in range(len(source)):
+        sample = source[index]
+        path = folder / source.classes[sample["label"]] / f"{index}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.asarray(sample["image"]).squeeze().astype(np.uint8)).save(path)
 
 
 def scenes(folder: Path) -> Path:
@@ -160,20 +164,14 @@ DATASETS = {
 }  # fmt: skip
 
 
+def train_command(words: Sequence[str], seed: int, out: Path) -> list[str]:
+    """Return the command of a run that prints its scores as JSON."""
+    return [sys.executable, "-m", "opabinia", "train", *words, f"seed={seed}", "--out", str(out), "--quiet", "--json"]
+
+
 def train(words: Sequence[str], budget: float, seed: int, out: Path, score: str) -> tuple[float, float]:
     """Train in a process; return the better score of weights and EMA, and the wall time."""
-    command = [
-        sys.executable,
-        "-m",
-        "opabinia",
-        "train",
-        *words,
-        f"seed={seed}",
-        "--out",
-        str(out),
-        "--quiet",
-        "--json",
-    ]
+    command = train_command(words, seed, out)
     began = time.perf_counter()
     result = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "HF_HUB_OFFLINE": "1"})
     seconds = time.perf_counter() - began
