@@ -58,6 +58,15 @@ Budget = Annotated[
     str | None,
     typer.Option(metavar="30m|8h", help="Wall time of training with its evaluations; default: 1h.", show_default=False),
 ]
+Search = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        min=2,
+        help="First try N learning rates and image sizes in short runs, in a third of the budget.",
+        show_default=False,
+    ),
+]
 DataTask = Annotated[
     str | None,
     typer.Option(

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from opabinia.cli.benchmark import device_bytes
-from opabinia.cli.errors import option_error, report_errors
-from opabinia.cli.options import Budget, DataLayout, DataTask, Quiet
+from opabinia.cli.errors import leave, option_error, report_errors
+from opabinia.cli.options import Budget, DataLayout, DataTask, Quiet, Search
 from opabinia.runtime.quiet import quiet_terminal
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ def plan(
         typer.Argument(metavar="DATA", help="A folder, annotation file or URL; with --explain a planned recipe, too."),
     ],
     budget: Budget = None,
+    search: Search = None,
     out: Annotated[Path | None, typer.Option(help="File of the recipe; default: DATA.yaml in this folder.")] = None,
     task: DataTask = None,
     layout: DataLayout = None,
@@ -45,6 +46,8 @@ def plan(
 
     opabinia plan path/to/data --budget 30m --out mine.yaml
 
+    opabinia plan path/to/data --budget 2h --search 8
+
     opabinia plan path/to/data --device-memory 24GiB --gpus 4 --budget 8h
 
     opabinia plan mine.yaml --explain optimizer.lr
@@ -57,7 +60,7 @@ def plan(
         file = out or Path(f"{data_name(data)}.yaml")
         if file.exists():
             raise option_error("--out", f"{file} exists; give another name")
-        write_recipe(data, file, budget, task, layout, gpus, device_memory)
+        write_recipe(data, file, budget, task, layout, gpus, device_memory, search=search)
         if explain is not None:
             return _print_rule(file, explain)
         print(file.read_text(encoding="utf-8"), end="")
@@ -81,11 +84,12 @@ def write_recipe(
     device_memory: str | None = None,
     ranks: int | None = 1,
     overrides: Sequence[str] = (),
+    search: int | None = None,
 ) -> None:
-    """Plan a recipe.
+    """Plan a recipe; if a signal stops the search, exit with its status.
 
     Args:
-        data, file, budget, task, layout, gpus, device_memory: see :func:`plan`.
+        data, file, budget, task, layout, gpus, device_memory, search: see :func:`plan`.
         ranks: number of processes that will train on this machine; None: one for each GPU.
         overrides: ``key=value``, changes to the recipe that will be made.
 
@@ -102,14 +106,21 @@ def write_recipe(
         raise option_error("--gpus", "is for another machine: give --device-memory, too")
     memory = None if device_memory is None else device_bytes(device_memory)
     from opabinia.runtime.log import logging_to
+    from opabinia.runtime.signals import Stopped
     from opabinia.training.autoconfig.plan import check_task
     from opabinia.training.autoconfig.plan import plan as plan_recipe
     from opabinia.training.autoconfig.situation import other_machine, this_machine
 
     chosen = check_task(task, "command line: --task")
     machine = this_machine(ranks) if memory is None else other_machine(gpus or 1, memory)
-    with logging_to(None):
-        plan_recipe(data, file, budget=seconds, machine=machine, task=chosen, layout=layout, overrides=overrides)
+    try:
+        with logging_to(None):
+            plan_recipe(
+                data, file,
+                budget=seconds, machine=machine, task=chosen, layout=layout, overrides=overrides, search=search,
+            )  # fmt: skip
+    except Stopped as stopped:
+        leave(stopped.exit_status, "stopped in the search: no recipe is written")
 
 
 def planned_recipe(

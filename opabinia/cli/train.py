@@ -27,6 +27,7 @@ from opabinia.cli.options import (
     Quiet,
     Recipe,
     RunsFolder,
+    Search,
 )
 from opabinia.cli.outcome import words_of
 from opabinia.cli.processes import layout, run_in_many
@@ -63,6 +64,7 @@ def train(
     rdzv_endpoint: Endpoint = None,
     max_restarts: MaxRestarts = 3,
     budget: Budget = None,
+    search: Search = None,
     task: DataTask = None,
     data_layout: DataLayout = None,
     quiet: Quiet = False,
@@ -71,6 +73,8 @@ def train(
     """Train a recipe, or on a folder of data with a recipe that is planned for it (opabinia plan).
 
     opabinia train path/to/data --budget 30m
+
+    opabinia train path/to/data --budget 2h --search 8
 
     opabinia train classification/digits
 
@@ -90,7 +94,7 @@ def train(
     """
     with report_errors(), quiet_terminal(quiet):
         many = layout(nproc, nnodes, node_rank, rdzv_endpoint, max_restarts)
-        recipe = _recipe_of(recipe, budget, task, data_layout, many, overrides or [], out, name, resume)
+        recipe = _recipe_of(recipe, budget, search, task, data_layout, many, overrides or [], out, name, resume)
         if seeds is not None:
             return _train_seeds(recipe, overrides or [], seeds, out, name, as_json, resume, many)
         if many is not None and many.is_elastic and resume != "auto":
@@ -115,6 +119,7 @@ def train(
 def _recipe_of(
     recipe: str,
     budget: str | None,
+    search: int | None,
     task: str | None,
     data_layout: str | None,
     many: ProcessLayout | None,
@@ -136,8 +141,9 @@ def _recipe_of(
         from opabinia.cli.plan import planned_recipe, write_recipe
 
         write = partial(write_recipe, recipe, budget=budget, task=task, layout=data_layout, overrides=overrides)
+        write = partial(write, search=search)
         return planned_recipe(recipe, write, many, out, name, resume)
-    options = {"--budget": budget, "--task": task, "--layout": data_layout}
+    options = {"--budget": budget, "--search": search, "--task": task, "--layout": data_layout}
     given = [option for option, value in options.items() if value is not None]
     if given and not Path(recipe).exists() and recipe not in packaged_names():
         raise option_error("", f"there is no file or folder {recipe}; {describe_missing(Path(recipe))}")

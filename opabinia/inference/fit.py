@@ -42,6 +42,7 @@ def fit(
     data: Path | str,
     *,
     budget: str = "1h",
+    search: int | None = None,
     task: str | None = None,
     layout: str | None = None,
     overrides: Sequence[str] = (),
@@ -55,6 +56,8 @@ def fit(
     Args:
         data: a folder, annotation file or URL.
         budget: wall time of training with its evaluations, such as ``30m`` or ``8h``.
+        search: number of short runs over learning rate and image size, in a third of the budget; the best values are
+            taken. None: without them.
         task: the task, where the data allows several: ``classification``, ``reid`` ...
         layout: the layout, where the data has several.
         overrides: ``key=value``, changes to the planned recipe.
@@ -63,7 +66,8 @@ def fit(
 
     Raises:
         ConfigError: the data is not recognized or has several readings, an argument is wrong, or the run exists.
-        Stopped: a signal ended the run early; ``opabinia train DATA --resume`` continues it.
+        Stopped: a signal ended the run early; ``opabinia train DATA --resume`` continues it. During the search nothing
+            is kept.
 
     Example::
 
@@ -82,6 +86,7 @@ def fit(
         plan(
             str(data), recipe,
             budget=seconds, machine=this_machine(), task=check_task(task, "task"), layout=layout, overrides=overrides,
+            search=search,
         )  # fmt: skip
     folder, scores = train(recipe, overrides, out=out, name=name)
     save_profile(recipe, folder)

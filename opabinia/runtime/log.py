@@ -18,16 +18,16 @@ log = logging.getLogger("opabinia")
 
 @contextmanager
 def logging_to(folder: Path | None) -> Iterator[None]:
-    """Write the log to ``folder/train.log`` (``train.rank1.log`` ...) and, on rank 0, to stderr."""
+    """Write the log to ``folder/train.log`` (``train.rank1.log`` ...) and, on rank 0, to stderr: once, also in nested
+    blocks."""
     handlers: list[logging.Handler] = []
     if folder is not None:
         name = "train.log" if is_rank_zero() else f"train.rank{rank()}.log"
         with disk_errors(folder / name):
             handlers.append(logging.FileHandler(folder / name, encoding="utf-8", errors="backslashreplace"))
         handlers[0].setFormatter(logging.Formatter("%(asctime)s %(levelname).1s %(message)s", "%m-%d %H:%M:%S"))
-    if is_rank_zero():
+    if is_rank_zero() and not any(isinstance(handler, _Terminal) for handler in log.handlers):
         handlers.append(_Terminal())
-        handlers[-1].setLevel(logging.WARNING if is_quiet() else logging.NOTSET)
     for handler in handlers:
         log.addHandler(handler)
     log.setLevel(logging.INFO)
@@ -46,10 +46,12 @@ def logging_to(folder: Path | None) -> Iterator[None]:
 
 
 class _Terminal(logging.StreamHandler):  # type: ignore[type-arg]
-    """Handler for the terminal; skips long texts (the model, the config), which go to the file only."""
+    """Handler for the terminal; skips long texts (the model, the config), which go to the file only, and in quiet mode
+    all but warnings."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        if not getattr(record, "file_only", False):
+        is_shown = record.levelno >= logging.WARNING or not is_quiet()
+        if is_shown and not getattr(record, "file_only", False):
             self.stream = sys.stderr  # looked up for every line because a progress bar replaces it
             super().emit(record)
 

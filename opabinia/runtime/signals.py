@@ -88,7 +88,8 @@ S = TypeVar("S", bound=StopSignal)
 
 @contextmanager
 def stop_signals(stop: S) -> Iterator[S]:
-    """Let ``stop`` handle stop signals inside the block (outside the main thread: do nothing)."""
+    """Let ``stop`` handle stop signals inside the block (outside the main thread: do nothing). An outer block learns of
+    them at the end of this one."""
     numbers = STOP_SIGNALS if threading.current_thread() is threading.main_thread() else ()
     before = {number: signal.signal(number, stop.handle) for number in numbers}
     try:
@@ -96,6 +97,9 @@ def stop_signals(stop: S) -> Iterator[S]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+        outer = None if stop.signum is None else getattr(before.get(signal.Signals(stop.signum)), "__self__", None)
+        if isinstance(outer, StopSignal) and outer.signum is None:
+            outer.signum = stop.signum
 
 
 def exit_on_signals() -> None:

@@ -144,17 +144,21 @@ def _shortened(resolved: Resolved, file: Path, steps: int) -> Resolved:
     config = resolved.config
     train_set = config["data"]["train"]
     source = {"name": "subset", "source": train_set["source"], "file": str(file), "split": "train", "identities": False}
+    changed = {**shortened(config, steps), "data": {**config["data"], "train": {**train_set, "source": source}}}
+    return replace(resolved, config=changed)
+
+
+def shortened(config: Mapping[str, Any], steps: int) -> dict[str, Any]:
+    """Return a config with this length and one evaluation, at the end; its run is for its score only."""
     hooks = {key: hook for key, hook in (config["hooks"] or {}).items() if hook["name"] not in _NOT_NEEDED}
-    changed = {
+    return {
         **config,
-        "data": {**config["data"], "train": {**train_set, "source": source}},
         "hooks": hooks,
         "loggers": [],
         "train": {**config["train"], "length": f"{steps}it"},
         "evaluate": {**config["evaluate"], "every": "0ep"},
         "checkpoint": {**config["checkpoint"], "upload": None},
     }
-    return replace(resolved, config=changed)
 
 
 _NOT_NEEDED = ("expected_scores", "early_stop")

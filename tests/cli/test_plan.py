@@ -72,12 +72,15 @@ def test_explanations(opabinia: Command, planned: Path) -> None:
         (["--task", "clasification"], "did you mean 'classification'?"),
         (["--gpus", "4"], "--gpus: is for another machine: give --device-memory, too"),
         (["--device-memory", "big"], "--device-memory: 'big' is no memory of a GPU"),
+        (["--device-memory", "8GiB", "--search", "4"], "search: the short runs are made on this machine"),
+        (["--budget", "30s", "--search", "6"], "a third of 0:30 is too short for 6 runs of at least 20 steps each"),
         (["--out", "taken.yaml"], "--out: taken.yaml exists; give another name"),
     ],
 )
 def test_wrong_options(
     opabinia: Command, data: Path, words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("opabinia.training.autoconfig.probe.MOST_STEPS", 3)
     monkeypatch.chdir(tmp_path)
     Path("taken.yaml").write_text("base: classification/digits\n")
     result = opabinia("plan", data, *words)
@@ -131,3 +134,39 @@ def test_fit(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     run = opabinia.fit(data, budget="30s", overrides=QUICK, out=tmp_path)
     assert run.scores["val_ema/top1"] >= 0.5
     assert run.predictor(data / "dark" / "0.png").readable["top"][0]["class"] in ("bright", "dark")
+
+
+def test_search(opabinia: Command, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The short runs are trained, listed with the plan and not repeated by a resumed run; nothing else is left."""
+    monkeypatch.setattr("opabinia.training.autoconfig.probe.MOST_STEPS", 3)
+    monkeypatch.setattr("opabinia.training.autoconfig.search.START_SECONDS", 0.0)
+    monkeypatch.setattr("opabinia.training.autoconfig.search.LEAST_STEPS", 0)
+    monkeypatch.setattr("opabinia.training.autoconfig.search.first_run_seconds", lambda *options: 0.0)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    words = ["train", data, "--budget", "30s", "--search", "2", "--out", tmp_path / "runs", *QUICK]
+    result = opabinia(*words)
+    assert result.status == 0, result.err
+    assert result.err.count("\nsearch  ") == 3 and "steps: val/top1" in result.err
+    recipe = tmp_path / "runs" / "shades" / "default.plan" / "shades.yaml"
+    assert "in a short run; none of 2" in recipe.read_text() and "of short runs and then" in recipe.read_text()
+    explained = opabinia("plan", recipe, "--explain", "optimizer.lr").out
+    assert explained.count("short run with vars.size 24, optimizer.lr ") == 2
+    resumed = opabinia(*words, "train.length=6it", "--resume")
+    assert resumed.status == 0 and "\nsearch  " not in resumed.err
+    assert not list((tmp_path / "temporary").iterdir())
+
+
+def test_an_interrupted_search_writes_no_recipe(
+    opabinia: Command, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from opabinia.runtime.signals import Stopped
+
+    def interrupted(*arguments: object, **options: object) -> None:
+        raise Stopped("SIGINT", 130)
+
+    monkeypatch.setattr("opabinia.training.autoconfig.probe.MOST_STEPS", 3)
+    monkeypatch.setattr("opabinia.training.autoconfig.plan.run_search", interrupted)
+    result = opabinia("plan", data, "--budget", "30m", "--search", "2", "--out", tmp_path / "mine.yaml")
+    assert result.status == 130 and "stopped in the search: no recipe is written" in result.err
+    assert not list(tmp_path.iterdir())

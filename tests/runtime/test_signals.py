@@ -69,3 +69,10 @@ def test_other_threads_change_no_handlers() -> None:
     thread.start()
     thread.join()
     assert results == [None, signal.getsignal(signal.SIGINT)]
+
+
+def test_an_outer_block_learns_of_a_signal() -> None:
+    with stop_signals(StopSignal()) as outer:
+        with stop_signals(StopSignal()):
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert outer.reason == "SIGTERM" and outer.exit_status == 143

@@ -135,7 +135,8 @@ def _training(situation: Situation, network: Network, length: _Length, lr_factor
     if situation.profile.unreadable or situation.profile.examined < situation.profile.samples:
         broken = f"such as {situation.profile.unreadable[0]}" if situation.profile.unreadable else "if there are any"
         yield Choice("data.on_error", "skip", f"files that cannot be read are skipped, {broken}; the log names them")
-    yield _choice("optimizer.lr", rules.learning_rate(network, length.batch, lr_factor), rules.learning_rate)
+    rate = rules.tuned_rate(situation, rules.learning_rate(network, length.batch, lr_factor))
+    yield _choice("optimizer.lr", rate, rules.learning_rate)
     yield Choice("param_groups", {"rules": [{"kind": "1d", "weight_decay": 0}]})
     yield _choice("schedule.warmup", rules.warmup(schedule.steps), rules.warmup)
     assumed = "" if machine.here else "; an assumed speed, not a measured one"

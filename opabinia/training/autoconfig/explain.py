@@ -13,6 +13,7 @@ from opabinia.data.profile import DatasetProfile
 from opabinia.training.autoconfig.choices import Choice, choose
 from opabinia.training.autoconfig.plan import VERSION, SavedPlan
 from opabinia.training.autoconfig.rules import RULES
+from opabinia.training.autoconfig.search import SEARCHED
 from opabinia.training.autoconfig.situation import GIB, Machine, Situation
 
 GPU = Machine(device="cuda", gpus=1, memory=24 * GIB, cores=8, name="a GPU", here=False)
@@ -42,15 +43,26 @@ def explain(saved: SavedPlan, key: str) -> str:
         lines.append(f"reason: {choice.reason}")
     if choice.rule:
         lines += [f"rule: {RULES[choice.rule].text}", f"source: {RULES[choice.rule].source}"]
-    return "\n".join([*lines, *(f"with {change}: {flow(value)}" for change, value in _other_values(saved, choice))])
+    lines += [f"with {change}: {flow(value)}" for change, value in _other_values(saved, choice)]
+    if saved.search is not None and choice.rule in SEARCHED:
+        lines += saved.search.lines()
+    return "\n".join(lines)
 
 
 def _other_values(saved: SavedPlan, choice: Choice) -> Iterator[tuple[str, Any]]:
-    """Yield changes to the situation with the value of the key after each, where it differs."""
-    for change, situation in _changes(saved.situation):
+    """Yield changes to the situation with the value of the key after each, where the rules' one differs."""
+
+    def value_in(situation: Situation) -> Any:
         values = {other.key: other.value for other in choose(situation, saved.data).choices}
-        if values.get(choice.key) != choice.value:
-            yield change, values.get(choice.key, "not set")
+        return values.get(choice.key, "not set")
+
+    rules_only = replace(saved.situation, tuning=None)
+    value = value_in(rules_only)
+    if value != choice.value:
+        yield "no search", value
+    for change, situation in _changes(rules_only):
+        if value_in(situation) != value:
+            yield change, value_in(situation)
 
 
 def _changes(situation: Situation) -> Iterator[tuple[str, Situation]]:

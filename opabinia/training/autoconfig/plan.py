@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,8 @@ from opabinia.runtime.version import __version__
 from opabinia.training.autoconfig.choices import Chosen, Datasets, choose
 from opabinia.training.autoconfig.probe import measure
 from opabinia.training.autoconfig.recipe import recipe_text
+from opabinia.training.autoconfig.search import SHARE, Search, check_data, check_search
+from opabinia.training.autoconfig.search import search as run_search
 from opabinia.training.autoconfig.situation import Machine, Situation, Speed
 
 VERSION = 2
@@ -51,12 +54,14 @@ class SavedPlan:
         opabinia: version of the package.
         situation: all that the rules know.
         data: sections of the sources.
+        search: short runs that some values come from; None: there were none.
     """
 
     version: int
     opabinia: str
     situation: Situation
     data: Datasets
+    search: Search | None = None
 
 
 @register.command
@@ -90,6 +95,7 @@ def plan(
     task: TaskName | None = None,
     layout: str | None = None,
     overrides: Sequence[str] = (),
+    search: int | None = None,
 ) -> SavedPlan:
     """Plan a recipe and write it, with the files that it needs beside it.
 
@@ -101,10 +107,14 @@ def plan(
         task: the task, where the data allows several.
         layout: the layout, where the data has several.
         overrides: ``key=value``, changes to the recipe that will be made.
+        search: number of short runs over learning rate and image size, within the budget; None: without them.
 
     Raises:
         ConfigError: the data is not recognized, has several readings, or cannot be read.
+        Stopped: a signal stopped the short runs; the recipe is not written.
     """
+    if search is not None:
+        check_search(search, machine)
     reading = _tolerant(recognize(data, task=task, layout=layout))
     log.info("data    %s", reading.description)
     for note in reading.notes:
@@ -112,18 +122,34 @@ def plan(
     if reading.test is not None and reading.task != "reid":
         place = reading.test.get("file") or reading.test.get("root")
         log.info("test    not used; afterwards: opabinia eval RUN --data %s", place)
-    datasets, profile = _profile(reading, out)
-    log.info("        %s", describe_profile(profile))
-    for leak in profile.leaked:
-        log.warning("leak: %s", leak)
-    if profile.unreadable:
-        log.warning("%d files cannot be read, such as %s", len(profile.unreadable), profile.unreadable[0])
-    weights = tuple(backbone.model for backbone in available_backbones())
-    situation = Situation(profile=profile, machine=machine, budget=budget, weights=weights)
-    situation, chosen = _measured(situation, datasets, overrides)
-    saved = SavedPlan(version=VERSION, opabinia=__version__, situation=situation, data=datasets)
-    write_plan(saved, chosen, out, data)
-    return saved
+    with _removed_on_error(out.with_suffix(SPLIT)):
+        datasets, profile = _profile(reading, out)
+        log.info("        %s", describe_profile(profile))
+        for leak in profile.leaked:
+            log.warning("leak: %s", leak)
+        if profile.unreadable:
+            log.warning("%d files cannot be read, such as %s", len(profile.unreadable), profile.unreadable[0])
+        weights = tuple(backbone.model for backbone in available_backbones())
+        situation = Situation(profile=profile, machine=machine, budget=budget, weights=weights)
+        runs = None
+        if search is not None:
+            situation, runs = _searched(situation, datasets, overrides, search)
+        situation, chosen = _measured(situation, datasets, overrides)
+        saved = SavedPlan(version=VERSION, opabinia=__version__, situation=situation, data=datasets, search=runs)
+        write_plan(saved, chosen, out, data)
+        return saved
+
+
+@contextmanager
+def _removed_on_error(file: Path) -> Iterator[None]:
+    """Remove a file that was written in vain, without the recipe that it is for."""
+    existed = file.exists()
+    try:
+        yield
+    except BaseException:
+        if not existed:
+            file.unlink(missing_ok=True)
+        raise
 
 
 def check_task(task: str | None, place: str) -> TaskName | None:
@@ -178,15 +204,25 @@ def _measured(situation: Situation, data: Datasets, overrides: Sequence[str]) ->
     """Choose and measure, until the chosen network and image size are those that were measured."""
     chosen = choose(situation, data)
     for _ in range(ROUNDS if situation.machine.here else 0):
+        if any((known.model, known.size) == (chosen.model, chosen.size) for known in situation.speeds):
+            break
         speed = measure(chosen, overrides)
         log.info("speed   %s", describe_speed(speed))
         ranks = situation.machine.ranks  # they share the work
         speed = replace(speed, train=speed.train / ranks, evaluate=speed.evaluate / ranks)
         situation = replace(situation, speeds=(*situation.speeds, speed))
         chosen = choose(situation, data)
-        if any((known.model, known.size) == (chosen.model, chosen.size) for known in situation.speeds):
-            break
     return situation, chosen
+
+
+def _searched(situation: Situation, data: Datasets, overrides: Sequence[str], count: int) -> tuple[Situation, Search]:
+    """Return the situation after a search, with the best values and the rest of the budget, and the short runs."""
+    check_data(data, situation)
+    rest = replace(situation, budget=(1 - SHARE) * situation.budget)
+    rest, _ = _measured(rest, data, overrides)
+    runs, tuning = run_search(rest, data, overrides, count)
+    left = max(situation.budget - runs.seconds, rest.budget / 2)  # if the machine was busy in between
+    return replace(rest, budget=left, tuning=tuning), runs
 
 
 def describe_speed(speed: Speed) -> str:
@@ -210,6 +246,8 @@ def write_plan(saved: SavedPlan, chosen: Chosen, out: Path, data: str) -> None:
     """Write the recipe and the facts behind it."""
     situation = saved.situation
     facts, budget = describe_profile(situation.profile), format_seconds(situation.budget)
+    if saved.search is not None:
+        budget = f"{format_seconds(saved.search.seconds)} of short runs and then {budget}"
     heading = [
         f"opabinia train {out}",
         f"Planned by Opabinia {saved.opabinia} (rules {saved.version}) for {data}: {facts}; {budget} on "

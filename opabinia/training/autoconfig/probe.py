@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import torch
 
+from opabinia.config import Resolved
 from opabinia.contracts import Batch, Clock, GlobalBatch, ParallelTask, Run, Scalars, Step, Task
 from opabinia.runtime.device import autocast
 from opabinia.runtime.durations import Duration
@@ -39,10 +40,7 @@ def measure(chosen: Chosen, overrides: Sequence[str] = ()) -> Speed:
     Raises:
         ConfigError: the recipe does not fit the data.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        recipe = Path(folder) / "recipe.yaml"
-        recipe.write_text(recipe_text(chosen, []), encoding="utf-8")
-        resolved = resolve(recipe, overrides)
+    resolved = resolve_chosen(chosen, overrides)
     build = partial(build_parts, resolved)
     parts = build(**autotune(resolved.config["data"], build)).keywords
     parts = {**parts, "hooks": {}, "ema": None}
@@ -56,6 +54,18 @@ def measure(chosen: Chosen, overrides: Sequence[str] = ()) -> Speed:
     return Speed(
         model=chosen.model, size=chosen.size, train=probe.train, evaluate=probe.evaluate, threads=probe.threads
     )
+
+
+def resolve_chosen(chosen: Chosen, overrides: Sequence[str]) -> Resolved:
+    """Return the complete config of a recipe that is not written yet.
+
+    Raises:
+        ConfigError: an override is wrong.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        recipe = Path(folder) / "recipe.yaml"
+        recipe.write_text(recipe_text(chosen, []), encoding="utf-8")
+        return resolve(recipe, overrides)
 
 
 class _ObservedStep:

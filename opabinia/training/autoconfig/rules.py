@@ -191,6 +191,9 @@ def capacity(situation: Situation, largest: int, epochs: float, samples: float, 
     options.sort(key=lambda option: (-predicted_speed(situation, option[0], option[1]).train, -option[1]))
     fitting = [option for option in options if affordable_samples(situation, *option) >= needed]
     network, size = fitting[0] if fitting else options[-1]
+    tuning = situation.tuning
+    if tuning is not None and (tuning.model, tuning.size) != (network.model, size):
+        return Capacity(NETWORKS[tuning.model], tuning.size, tuning.size_reason)
     count = affordable_samples(situation, network, size)
     possible = count / max(1, situation.profile.samples)
     budget = format_seconds(situation.budget)
@@ -241,6 +244,8 @@ def batch_size(situation: Situation, samples: float, most: int, least: int, step
     profile = situation.profile
     limit = min(samples / steps, profile.samples / 8)
     size = 2 ** int(math.log2(max(least, min(most * situation.machine.ranks, limit))))
+    if situation.tuning is not None and situation.tuning.batch is not None:
+        size = situation.tuning.batch
     return Value(size, f"{samples / size:,.0f} steps within the budget, {profile.samples / size:.3g} in an epoch")
 
 
@@ -271,6 +276,14 @@ def learning_rate(network: Network, batch: int, factor: float = 1.0) -> Value:
 def frozen_norms(network: Network) -> Value | None:
     """Batch norms of a detector's backbone keep the statistics of ImageNet: a batch has few images."""
     return Value(True, "few images in a batch; the statistics of ImageNet are known") if network.pretrained else None
+
+
+def tuned_rate(situation: Situation, rate: Value) -> Value:
+    """Return the learning rate with the factor and the reason of a search, if there was one."""
+    tuning = situation.tuning
+    if tuning is None:
+        return rate
+    return Value(float(f"{rate.value * tuning.lr_factor:.2g}"), tuning.lr_reason or rate.reason)
 
 
 LONGEST = 300

@@ -92,6 +92,26 @@ class Speed:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Tuning:
+    """Values in place of those of the rules, which a search tries or has found.
+
+    Attributes:
+        model: name of the backbone: that of the rules.
+        size: image size, as in :class:`Speed`.
+        lr_factor: the learning rate relative to that of the rule.
+        batch: samples of a step, for which this learning rate was found; None: that of the rule.
+        size_reason, lr_reason: for the recipe; empty: that of the rule.
+    """
+
+    model: str
+    size: int
+    lr_factor: float = 1.0
+    batch: int | None = None
+    size_reason: str = ""
+    lr_reason: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Situation:
     """All that the rules know. Equal situations give equal recipes.
 
@@ -101,6 +121,7 @@ class Situation:
         budget: seconds of training with its evaluations.
         weights: timm models whose ImageNet weights are at hand without a network, the most accurate first.
         speeds: measurements of recipes that earlier rounds chose; empty in the first round.
+        tuning: values of a search; None: all are those of the rules.
     """
 
     profile: DatasetProfile
@@ -108,6 +129,7 @@ class Situation:
     budget: float
     weights: tuple[str, ...] = ()
     speeds: tuple[Speed, ...] = ()
+    tuning: Tuning | None = None
 
     @property
     def task(self) -> TaskName:

@@ -85,8 +85,13 @@ def read_results(folder: Path) -> dict[str, float] | None:
     return read_json(results, dict[str, float])
 
 
-def train_or_resume(recipe: str, overrides: Sequence[str], *, out: Path, name: str) -> dict[str, float]:
+def train_or_resume(
+    recipe: str, overrides: Sequence[str], *, out: Path, name: str, resolved: Resolved | None = None
+) -> dict[str, float]:
     """Return the scores of a run; unless it is finished, train it or resume it from its last checkpoint.
+
+    Args:
+        recipe, overrides, out, name, resolved: see :func:`opabinia.training.launch.train`.
 
     Raises:
         ConfigError: the config is invalid.
@@ -105,7 +110,9 @@ def train_or_resume(recipe: str, overrides: Sequence[str], *, out: Path, name: s
     if started and (Path(recipe) / "config.yaml").is_file():
         recipe = str(folder)  # the recipe is a run folder: resume the copy, not the original
     try:
-        return launch.train(recipe, overrides, out=out, name=name, resume="last" if started else None)[1]
+        return launch.train(
+            recipe, overrides, out=out, name=name, resume="last" if started else None, resolved=resolved
+        )[1]
     finally:
         torch.set_num_threads(threads)
 
@@ -120,8 +127,13 @@ def release_memory() -> None:
         torch._dynamo.reset()
 
 
-def run_trial(recipe: str, overrides: Sequence[str], *, out: Path, name: str) -> dict[str, float] | str:
+def run_trial(
+    recipe: str, overrides: Sequence[str], *, out: Path, name: str, resolved: Resolved | None = None
+) -> dict[str, float] | str:
     """Train a run; return its scores, or one line with the reason of a failure.
+
+    Args:
+        recipe, overrides, out, name, resolved: see :func:`opabinia.training.launch.train`.
 
     Raises:
         Stopped: see :func:`train_or_resume`.
@@ -129,7 +141,7 @@ def run_trial(recipe: str, overrides: Sequence[str], *, out: Path, name: str) ->
         FolderInUse: another process trains this run.
     """
     try:
-        return train_or_resume(recipe, overrides, out=out, name=name)
+        return train_or_resume(recipe, overrides, out=out, name=name, resolved=resolved)
     except (Stopped, DiskError, FolderInUse):
         raise
     except Exception as error:
