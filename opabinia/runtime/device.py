@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from opabinia.runtime.processes import local_rank
-from opabinia.runtime.resources import keep_freed_memory
 
 
 def choose_device(name: str) -> torch.device:
@@ -60,7 +59,7 @@ def configure_backends(
     threads: int | None,
 ) -> int:
     """Set determinism, cuDNN's benchmark mode, the precision of float32 products and the number of CPU threads; return
-    that number. A process that computes on the CPU also keeps the memory that it frees.
+    that number.
 
     Args:
         device: device of the run.
@@ -86,8 +85,6 @@ def configure_backends(
     torch.backends.cudnn.benchmark = cudnn_benchmark and not deterministic
     torch.set_float32_matmul_precision(matmul_precision or "highest")
     torch.backends.cudnn.allow_tf32 = matmul_precision != "highest"
-    if device.type == "cpu":
-        keep_freed_memory()
     if threads is not None:
         torch.set_num_threads(threads)
     return torch.get_num_threads()

@@ -54,6 +54,7 @@ from opabinia.runtime.elastic_agent import is_elastic
 from opabinia.runtime.environment import describe_environment
 from opabinia.runtime.log import log, log_to_file
 from opabinia.runtime.processes import is_rank_zero, rank, world_size
+from opabinia.runtime.resources import keep_freed_memory
 from opabinia.runtime.seeds import draw_seed, preserve_generators
 from opabinia.runtime.signals import Stopped
 from opabinia.runtime.text import plural
@@ -171,6 +172,8 @@ class TrainingRun:
         """
         seed = draw_seed() if self.seed is None else self.seed
         device, threads = set_up(self.train)
+        if device.type == "cpu":
+            keep_freed_memory()
         log.info("rank %d of %d on %s, %s, seed %d", rank(), world_size(), device, plural(threads, "thread"), seed)
         log_to_file("environment", describe_environment(device, threads))
 
