@@ -35,6 +35,7 @@ NOT_RUN = {
     r"opabinia plan mine.yaml": "no planned recipe; tests/cli/test_plan.py explains one",
     r"opabinia demo": "minutes; tests/cli/test_demo.py",
     r"(uv )?pip (un)?install": "the network",
+    r"python scripts/parity.py": "it is the tests of tests/parity",
     r"pip wheel|python -m venv": "tests/test_wheel.py builds the wheel and installs it",
     r"docker ": "a Docker engine",
     r"srun ": "SLURM; tests/runtime/test_slurm.py covers its environment variables",

@@ -155,14 +155,19 @@ def coco_file(scenes: Sequence[Scene]) -> dict[str, Any]:
 
 
 def pycocotools_scores(
-    ground_truth: dict[str, Any], results: list[Any], kind: str, max_detections: Sequence[int] = ()
+    ground_truth: dict[str, Any],
+    results: list[Any],
+    kind: str,
+    max_detections: Sequence[int] = (),
+    library: tuple[Any, Any] = (COCO, COCOeval),
 ) -> dict[str, float]:
-    """Return the scores of pycocotools, without those that are -1."""
+    """Return the scores of pycocotools, or of other classes like its own, without those that are -1."""
+    make_coco, make_evaluation = library
     with contextlib.redirect_stdout(io.StringIO()):
-        coco = COCO()
+        coco = make_coco()
         coco.dataset = json.loads(json.dumps(ground_truth))  # it modifies its argument
         coco.createIndex()
-        evaluation = COCOeval(coco, coco.loadRes(json.loads(json.dumps(results))), kind)
+        evaluation = make_evaluation(coco, coco.loadRes(json.loads(json.dumps(results))), kind)
         if max_detections:
             evaluation.params.maxDets = list(max_detections)
         evaluation.evaluate()

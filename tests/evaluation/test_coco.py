@@ -12,6 +12,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pycocotools.coco import COCO
+from pycocotools.cocoeval import COCOeval
 
 from opabinia.contracts import DataMismatch, GroundTruth
 from opabinia.evaluation.detection.coco import PREFIXES, Coco, ProposalRecall, evaluate_files
@@ -134,12 +136,14 @@ def results_by_kind(files: dict[str, Any]) -> dict[str, list[Any]]:
     return {kind: json.loads(json.dumps(files[f"coco_{prefix}results.json"])) for kind, prefix in PREFIXES.items()}
 
 
-def expected_scores(scenes: Sequence[Scene], files: dict[str, Any]) -> dict[str, float]:
+def expected_scores(
+    scenes: Sequence[Scene], files: dict[str, Any], library: tuple[Any, Any] = (COCO, COCOeval)
+) -> dict[str, float]:
     ground_truth = coco_file(scenes)
     return {
         PREFIXES[kind] + name: score
         for kind, results in results_by_kind(files).items()
-        for name, score in pycocotools_scores(ground_truth, results, kind).items()
+        for name, score in pycocotools_scores(ground_truth, results, kind, library=library).items()
     }
 
 

@@ -125,8 +125,8 @@ def test_attributes_by_hand() -> None:
     )
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_attribute_scores_equal_scikit_learn(seed: int) -> None:
+def attribute_scores_of_both(seed: int) -> tuple[dict[str, float], dict[str, float]]:
+    """Return the scores of random attributes, and those by scikit-learn."""
     from sklearn import metrics
 
     random = np.random.default_rng(seed)
@@ -144,6 +144,12 @@ def test_attribute_scores_equal_scikit_learn(seed: int) -> None:
         "accuracy": metrics.jaccard_score(labels, predicted, average="samples"),
         **{"precision": precision, "recall": recall, "f1": 2 * precision * recall / (precision + recall)},
     }
+    return scores, expected
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_attribute_scores_equal_scikit_learn(seed: int) -> None:
+    scores, expected = attribute_scores_of_both(seed)
     assert scores == pytest.approx(expected)
 
 

@@ -96,14 +96,16 @@ def test_long_cycles(name: str) -> None:
     assert intervals(grid)[-1].end == case["max_epoch"]
 
 
+EVALUATIONS = [
+    *(22, 47, 72, 83, 96, 109, 119, 130, 141, 145, 151, 157, 172, 188, 204, 211, 219, 227, 233, 240, 247, 250, 254),
+    *(258, 268, 279, 290, 295, 301, 307, 311, 316, 321, 322, 325, 328, 337, 347, 357),
+]
+"""PySlowFast's ``EVAL_FREQ: 3``, executed; it counts epochs from 0."""
+
+
 def test_evaluations_of_each_shape() -> None:
-    """PySlowFast's ``EVAL_FREQ: 3``, executed; it counts epochs from 0."""
-    expected = [
-        *(22, 47, 72, 83, 96, 109, 119, 130, 141, 145, 151, 157, 172, 188, 204, 211, 219, 227, 233, 240, 247, 250, 254),
-        *(258, 268, 279, 290, 295, 301, 307, 311, 316, 321, 322, 325, 328, 337, 347, 357),
-    ]
     grid = grid_of(CASES["sf_kinetics_8x8_R50_stepwise_multigrid"])
-    assert [epoch - 1 for epoch in evaluation_epochs(grid, 3)] == expected
+    assert [epoch - 1 for epoch in evaluation_epochs(grid, 3)] == EVALUATIONS
 
 
 @pytest.mark.parametrize("name", SHORT)
@@ -209,8 +211,8 @@ def test_batches_of_an_epoch(name: str, number: int) -> None:
     assert whole.samples_before(whole.total_steps) == phase["samples_used"]
 
 
-@pytest.mark.parametrize("case", [case for case in SAMPLERS if case["source"] == "SlowFast"])
-def test_slowfasts_sampler(case: dict[str, Any]) -> None:
+def batches_of_slowfast(case: dict[str, Any]) -> tuple[list[Any], list[Any]]:
+    """Return the samples and the size of each batch, and those of SlowFast's sampler."""
     grid = Multigrid(1, case["base_batch"], case["default_S"], None, long_cycle=())
     steps = short_cycle(grid, Shape(1, 1, case["S"]))
     assert [shape.batch_size for shape in steps] == case["batch_sizes"]
@@ -218,8 +220,15 @@ def test_slowfasts_sampler(case: dict[str, Any]) -> None:
     stage = Stage(1, tuple(BatchShape(shape.batch_size, (shape.size,) * 2) for shape in steps))
     plan = StagedPlan(case["N"], (stage,), Duration(1, "ep"), case["drop_last"])
     plan_rows = [plan.global_batch(step) for step in range(plan.total_steps)]
-    assert [list(range(row.first, row.first + row.count)) for row in plan_rows] == case["batches"]
-    assert [row.shape for row in plan_rows] == [(case["crops"][number],) * 2 for number in case["short_idx"]]
+    samples = [list(range(row.first, row.first + row.count)) for row in plan_rows]
+    shapes = [(case["crops"][number],) * 2 for number in case["short_idx"]]
+    return [samples, [row.shape for row in plan_rows]], [case["batches"], shapes]
+
+
+@pytest.mark.parametrize("case", [case for case in SAMPLERS if case["source"] == "SlowFast"])
+def test_slowfasts_sampler(case: dict[str, Any]) -> None:
+    batches, expected = batches_of_slowfast(case)
+    assert batches == expected
 
 
 @pytest.mark.parametrize("case", [case for case in SAMPLERS if case["source"] == "PaddleVideo"])
@@ -241,14 +250,13 @@ def test_paddlevideos_sampler(case: dict[str, Any]) -> None:
 # --- through the engine -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [name for name, case in CASES.items() if "lr_at_epoch_start" in case])
-def test_learning_rates_of_a_run(name: str) -> None:
-    """The learning rate is that of the optimizer times the warm-up of the schedule times the factor of the interval.
+def learning_rates_of_a_run(case: dict[str, Any]) -> list[float]:
+    """Return the learning rate at the start of each epoch: that of the optimizer times the warm-up of the schedule
+    times the factor of the interval.
 
     SlowFast's warm-up rises to the learning rate at its end; if it ends in the first one, as in all of its configs, the
     values are the same.
     """
-    case = CASES[name]
     grid, lr = grid_of(case), case["lr"]
     layout = multigrid(
         RunSpec(2400, grid.batch_size, Duration(grid.epochs, "ep"), case["world"]),
@@ -270,7 +278,12 @@ def test_learning_rates_of_a_run(name: str) -> None:
     for epoch in range(plan.epochs):
         step = plan.epoch_start(epoch)
         lrs.append(lr * plan.global_batch(step).lr_factor * constant(Clock.at(plan, step), **warm))
-    assert lrs == pytest.approx(case["lr_at_epoch_start"], rel=1e-9)
+    return lrs
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if "lr_at_epoch_start" in case])
+def test_learning_rates_of_a_run(name: str) -> None:
+    assert learning_rates_of_a_run(CASES[name]) == pytest.approx(CASES[name]["lr_at_epoch_start"], rel=1e-9)
 
 
 def test_intervals_without_epochs_are_rejected_or_dropped() -> None:

@@ -174,6 +174,22 @@ def assert_same_detections(ours: Mapping[str, Tensor], expected: Mapping[str, Te
         torch.testing.assert_close(ours["keypoints"][..., :2], expected["keypoints"][..., :2], atol=1e-3, rtol=0)
 
 
+Found = Mapping[str, Tensor]
+
+
+def detections_of_both(folder: Path, name: str, names: Callable[[str], str] = str) -> tuple[Found, Found, LoadReport]:
+    """Return our detections in an image with torchvision's weights, torchvision's, and the report of the loading."""
+    torch.manual_seed(0)
+    net = randomize(torchvision_detector(name))
+    torch.save({names(key): tensor for key, tensor in net.state_dict().items()}, folder / "a.pth")
+    task = our_task(name)
+    report = load(task, folder / "a.pth", strict=True)
+    image = torch.rand(3, *IMAGE)
+    with torch.no_grad():
+        expected = net([image])[0]
+    return detect(task, image), expected, report
+
+
 IN_FIRST_VERSION = [name for name in OURS if name != "fcos" and not name.endswith("v2")]
 
 
@@ -195,16 +211,9 @@ IN_FIRST_VERSION = [name for name in OURS if name != "fcos" and not name.endswit
 def test_weights_of_torchvision_have_the_same_detections(
     tmp_path: Path, name: str, names: Callable[[str], str]
 ) -> None:
-    torch.manual_seed(0)
-    net = randomize(torchvision_detector(name))
-    torch.save({names(key): tensor for key, tensor in net.state_dict().items()}, tmp_path / "a.pth")
-    task = our_task(name)
-    report = load(task, tmp_path / "a.pth", strict=True)
+    detections, expected, report = detections_of_both(tmp_path, name, names)
     assert "torchvision's names" in str(report)
-    image = torch.rand(3, *IMAGE)
-    with torch.no_grad():
-        expected = net([image])[0]
-    assert_same_detections(detect(task, image), expected)
+    assert_same_detections(detections, expected)
 
 
 def test_full_size_models_are_loaded(tmp_path: Path) -> None:
@@ -452,16 +461,15 @@ class Reference:
         return F.conv_transpose2d(values, weight, bias, stride=2, padding=padding)
 
 
-@pytest.mark.parametrize("name", DETECTRON2_DETECTORS)
-def test_weights_of_the_zoo_have_the_outputs_of_the_reference(tmp_path: Path, name: str) -> None:
+def compare_with_the_zoo(folder: Path, name: str, close: Callable[[Any, Any], None]) -> None:
+    """Pass the outputs of each layer with weights of the zoo, and those of the reference, to ``close``."""
     zoo = Zoo(name)
     reference = Reference(zoo.arrays)
     task: Any = task_of_detectron2(name).eval()
-    report = load(task, zoo.write(tmp_path / "a.pkl"), strict=True)
+    report = load(task, zoo.write(folder / "a.pkl"), strict=True)
     assert len(report.loaded) == len(zoo.arrays)
     assert "(detectron2's names, backbone.model.conv1.weight turned from BGR to RGB)" in str(report)
     image, first = torch.rand(3, 64, 96), 3 if name == "retinanet" else 2
-    close = partial(torch.testing.assert_close, atol=1e-3, rtol=1e-3)
     with torch.no_grad():
         maps = task.feature_maps(image[None], [(64, 96)])
         stages = reference.backbone(image)
@@ -469,6 +477,11 @@ def test_weights_of_the_zoo_have_the_outputs_of_the_reference(tmp_path: Path, na
         pyramid, expected = task.detector.neck(maps), reference.pyramid(stages, first)
         close(pyramid, expected)
         heads(name, task.detector, reference, pyramid[0], close)
+
+
+@pytest.mark.parametrize("name", DETECTRON2_DETECTORS)
+def test_weights_of_the_zoo_have_the_outputs_of_the_reference(tmp_path: Path, name: str) -> None:
+    compare_with_the_zoo(tmp_path, name, partial(torch.testing.assert_close, atol=1e-3, rtol=1e-3))
 
 
 def heads(name: str, detector: Any, reference: Reference, values: Tensor, close: Callable[..., None]) -> None:

@@ -124,9 +124,13 @@ def file_of(name: str) -> dict[str, Tensor]:
     return weights
 
 
-def task_with(name: str, file: Path) -> Any:
+def task_of(name: str) -> Detection:
     info = DatasetInfo(samples=1, classes=CLASSES, boxes=True, masks=True, oriented=name == "rotated_fcos")
-    task = Detection(info, backbone=partial(timm, model="test_resnet"), detector=OURS[name])
+    return Detection(info, backbone=partial(timm, model="test_resnet"), detector=OURS[name])
+
+
+def task_with(name: str, file: Path) -> Any:
+    task = task_of(name)
     torch.save({"meta": {"mmdet_version": "3.0.0"}, "state_dict": file_of(name)}, file)
     assert initialize(task, Init(weights=file, strict=True)).translated == "MMDetection's names"
     return task

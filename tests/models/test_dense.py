@@ -3,7 +3,7 @@
 import math
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -104,21 +104,32 @@ def make_pair(name: str) -> tuple[Any, Detector]:
     return theirs, ours
 
 
-@every_detector
-@pytest.mark.parametrize("counts", [[5, 0, 8, 1], [3, 4]], ids=str)
-def test_losses_and_gradients_match_torchvision(name: str, counts: list[int]) -> None:
+Losses = dict[str, Tensor]
+Gradients = Sequence[Tensor]
+
+
+def losses_and_gradients(name: str, counts: list[int]) -> tuple[Losses, Losses, Gradients, Gradients]:
+    """Return our losses and torchvision's under the same names, and the gradients of both heads."""
     theirs, ours = make_pair(name)
     images, targets = make_images(len(counts)), make_targets(counts)
     expected = theirs(list(images), [{"boxes": target.boxes, "labels": target.labels} for target in targets])
     losses = only_losses(ours.losses(ours.pyramid(theirs.backbone.maps(images)), SHAPE, [SHAPE] * len(counts), targets))
     names = {"loss_cls": "classification", "loss_box_reg": "bbox_regression", "loss_centerness": "bbox_ctrness"}
-    assert losses.keys() == {key for key, value in names.items() if value in expected}
-    for key, value in losses.items():
-        assert float(value.detach()) == pytest.approx(float(expected[names[key]].detach()), rel=1e-4)
     gradients = [
         torch.autograd.grad(sum(values.values()), list(model.head.parameters()))  # type: ignore[arg-type]
         for values, model in ((losses, ours), (expected, theirs))
     ]
+    renamed = {key: expected[value] for key, value in names.items() if value in expected}
+    return losses, renamed, gradients[0], gradients[1]
+
+
+@every_detector
+@pytest.mark.parametrize("counts", [[5, 0, 8, 1], [3, 4]], ids=str)
+def test_losses_and_gradients_match_torchvision(name: str, counts: list[int]) -> None:
+    losses, expected, *gradients = losses_and_gradients(name, counts)
+    assert losses.keys() == expected.keys()
+    for key, value in losses.items():
+        assert float(value.detach()) == pytest.approx(float(expected[key].detach()), rel=1e-4)
     for grad, expected_grad in zip(*gradients, strict=True):
         torch.testing.assert_close(grad, expected_grad, atol=1e-4, rtol=1e-3)
 

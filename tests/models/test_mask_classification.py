@@ -35,11 +35,16 @@ def fixed_rand(*shape: Any, **options: Any) -> Tensor:
     return torch.empty(sizes).uniform_(generator=torch.Generator().manual_seed(sum(sizes)))
 
 
-def test_losses_match_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+Losses = dict[str, Tensor]
+
+
+def losses_of_both(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Losses, Losses]]:
+    """Return our losses of each layer and those of the library."""
     library = pytest.importorskip("transformers.models.mask2former.modeling_mask2former")
     config = library.Mask2FormerConfig(num_labels=4, train_num_points=50)
     weights = {"loss_cross_entropy": 2.0, "loss_mask": 5.0, "loss_dice": 5.0}
     monkeypatch.setattr(torch, "rand", fixed_rand)
+    pairs = []
     for layer in make_predictions():
         expected = library.Mask2FormerLoss(config, weights)(
             layer.masks,
@@ -48,9 +53,14 @@ def test_losses_match_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
             [row.labels for row in make_targets()],
         )
         (losses,) = MaskCriterion(num_points=50).losses([layer], make_targets())
-        for name, ours in (("cross_entropy", "ce"), ("mask", "mask"), ("dice", "dice")):
-            value = weights[f"loss_{name}"] * expected[f"loss_{name}"]
-            torch.testing.assert_close(losses[f"loss_{ours}"], value, atol=1e-5, rtol=1e-5)
+        names = {"loss_ce": "loss_cross_entropy", "loss_mask": "loss_mask", "loss_dice": "loss_dice"}
+        pairs.append((losses, {name: weights[theirs] * expected[theirs] for name, theirs in names.items()}))
+    return pairs
+
+
+def test_losses_match_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    for losses, expected in losses_of_both(monkeypatch):
+        torch.testing.assert_close(losses, expected, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -34,17 +34,22 @@ def golden(case: str) -> dict[str, torch.Tensor]:
     return {name.split("/")[1]: torch.from_numpy(maps[name]) for name in maps.files if name.startswith(f"{case}/")}
 
 
-def test_combining_instances_and_semantic_labels_matches_detectron2() -> None:
-    case, expected = golden("instances"), EXPECTED["instances"]
+def instances_of_detectron2() -> tuple[Detections, torch.Tensor, dict[str, Any]]:
+    """Return the detections, the labels and the options of the golden case."""
+    case = golden("instances")
     boxes = torch.tensor([[0.0, 0, 40, 40]]).expand(12, 4)
     labels = case["semantic"].masked_fill(case["semantic"] == 0, 255)
     order = case["scores"].argsort(descending=True, stable=True)
     columns = boxes, case["scores"], case["labels"], case["masks"].float()
     detections = Detections(*(values[order][None] for values in columns))
     options = {"min_score": 0.3, "max_overlap": 0.5, "min_area": 40}
-    segments = first_image(
-        combine_instances(detections, labels[None], classes=int(labels[labels < 255].max()) + 1, **options)
-    )
+    return detections, labels[None], {"classes": int(labels[labels < 255].max()) + 1, **options}
+
+
+def test_combining_instances_and_semantic_labels_matches_detectron2() -> None:
+    expected = EXPECTED["instances"]
+    detections, labels, options = instances_of_detectron2()
+    segments = first_image(combine_instances(detections, labels, **options))
     assert segments.map.tolist() == expected["segments"]
     assert segments.labels.tolist() == [row["category_id"] for row in expected["info"]]
     assert segments.scores.tolist() == pytest.approx([row.get("score", 1.0) for row in expected["info"]])

@@ -167,7 +167,8 @@ def test_images_without_padding_match_the_library(
         torch.testing.assert_close(image.boxes, corners * torch.tensor([96, 64, 96, 64]), atol=1e-3, rtol=1e-4)
 
 
-def test_denoising_matches_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+def denoising_losses(monkeypatch: pytest.MonkeyPatch) -> tuple[float, float]:
+    """Return our loss of denoising queries and the library's."""
     detector, maps = build_detector("rt_detr")
     model = library_model("rt_detr", detector, maps[1:], monkeypatch).train()
     labels = [{"class_labels": torch.tensor([1]), "boxes": torch.tensor([[0.5, 0.5, 0.25, 0.5]])}] * 2
@@ -177,11 +178,16 @@ def test_denoising_matches_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     target = Target(torch.tensor([[36.0, 16, 60, 48]]), torch.tensor([1]))
     losses = detector.losses(maps, SHAPE, [SHAPE, SHAPE], [target, target])
     expected = sum(value.item() for name, value in library_losses.items() if "_dn_" in name)
-    assert 0 < losses["loss_denoising"].item() == pytest.approx(expected, rel=1e-5)
+    return losses["loss_denoising"].item(), expected
 
 
-def test_losses_of_a_layer_of_d_fine_match_the_library() -> None:
-    """Only within a layer: the layers and pairs that are compared differ (see the docstring of ``d_fine``)."""
+def test_denoising_matches_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    loss, expected = denoising_losses(monkeypatch)
+    assert 0 < loss == pytest.approx(expected, rel=1e-5)
+
+
+def layer_losses_of_d_fine() -> tuple[dict[str, float], dict[str, float]]:
+    """Return our losses of a layer and the library's, times their weights."""
     from transformers.loss.loss_d_fine import DFineLoss
 
     detector, _ = build_detector("d_fine", num_denoising=0)
@@ -208,9 +214,14 @@ def test_losses_of_a_layer_of_d_fine_match_the_library() -> None:
     predictions = [Prediction(last, layer.boxes), layer]
     losses = detector._all_losses(predictions, refined, [pairs, pairs], pairs, objects, count, count)[1]
     weights = {"loss_vfl": 1.0, "loss_bbox": 5.0, "loss_giou": 2.0, "loss_fgl": 0.15, "loss_ddf": 1.5}
-    assert losses.keys() == weights.keys()
-    for name, weight in weights.items():
-        assert losses[name].item() == pytest.approx(weight * values[name].item(), rel=1e-5), name
+    expected_losses = {name: weight * values[name].item() for name, weight in weights.items()}
+    return {name: value.item() for name, value in losses.items()}, expected_losses
+
+
+def test_losses_of_a_layer_of_d_fine_match_the_library() -> None:
+    """Only within a layer: the layers and pairs that are compared differ (see the docstring of ``d_fine``)."""
+    losses, expected = layer_losses_of_d_fine()
+    assert losses == pytest.approx(expected, rel=1e-5)
 
 
 def test_d_fine_of_two_levels_as_in_the_smallest_model() -> None:

@@ -330,14 +330,12 @@ def make_pair(name: str) -> tuple[Torchvision, Detector]:
     return theirs, ours
 
 
-single_stage = pytest.mark.parametrize("name", ["faster_rcnn", "mask_rcnn", "keypoint_rcnn"])
+SINGLE_STAGE = ["faster_rcnn", "mask_rcnn", "keypoint_rcnn"]
+TARGETS = [[full_target(), empty_target()], [empty_target(), empty_target()]]
 
 
-@single_stage
-@pytest.mark.parametrize(
-    "targets", [[full_target(), empty_target()], [empty_target(), empty_target()]], ids=["objects", "empty"]
-)
-def test_losses_with_torchvisions_weights_match_torchvision(name: str, targets: list[Target]) -> None:
+def losses_of_both(name: str, targets: list[Target]) -> tuple[dict[str, float], dict[str, float]]:
+    """Return our losses and torchvision's with the same weights and samples."""
     theirs, ours = make_pair(name)
     maps = pyramid()
     torch.manual_seed(11)
@@ -352,8 +350,15 @@ def test_losses_with_torchvisions_weights_match_torchvision(name: str, targets: 
         "loss_mask": "loss_mask",
         "loss_keypoint": "loss_keypoint",
     }
-    for key in (key for key in losses if "loss" in key):
-        assert losses[key].item() == pytest.approx(expected[names[key]].item(), rel=1e-4, abs=1e-6), key
+    keys = [key for key in losses if "loss" in key]
+    return {key: losses[key].item() for key in keys}, {key: expected[names[key]].item() for key in keys}
+
+
+@pytest.mark.parametrize("name", SINGLE_STAGE)
+@pytest.mark.parametrize("targets", TARGETS, ids=["objects", "empty"])
+def test_losses_with_torchvisions_weights_match_torchvision(name: str, targets: list[Target]) -> None:
+    losses, expected = losses_of_both(name, targets)
+    assert losses == pytest.approx(expected, rel=1e-4, abs=1e-6)
 
 
 # --- rules ------------------------------------------------------------------------------------------------------------

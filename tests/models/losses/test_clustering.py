@@ -35,12 +35,17 @@ def random_tensor(seed: int, *shape: int) -> Tensor:
 # --- Sinkhorn ---------------------------------------------------------------------------------------------------------
 
 
+def sinkhorn_of(case: str, dtype: torch.dtype) -> Tensor:
+    """Return the assignments with VISSL's options."""
+    kind, iterations = case.split(" iters=")
+    power = float(kind.removeprefix("powerlaw=")) if "powerlaw" in kind else None
+    return sinkhorn(SCORES.to(dtype), 0.05, int(iterations), hard=kind == "hard", power=power)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("case", GOLDEN["outputs"])
 def test_assignments_match_vissl(case: str, dtype: torch.dtype) -> None:
-    kind, iterations = case.split(" iters=")
-    power = float(kind.removeprefix("powerlaw=")) if "powerlaw" in kind else None
-    assignments = sinkhorn(SCORES.to(dtype), 0.05, int(iterations), hard=kind == "hard", power=power)
+    assignments = sinkhorn_of(case, dtype)
     assert assignments.dtype == dtype and not sinkhorn(SCORES.clone().requires_grad_()).requires_grad
     expected = torch.tensor(GOLDEN["outputs"][case], dtype=dtype)
     torch.testing.assert_close(assignments, expected, atol=GOLDEN["tolerance"] / 10, rtol=0)

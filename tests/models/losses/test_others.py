@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from opabinia.models.losses.binary import (
     asymmetric,
@@ -101,8 +102,8 @@ def test_losses_that_need_one_class_per_sample() -> None:
 # --- several outputs --------------------------------------------------------------------------------------------------
 
 
-def test_cross_entropy_of_several_outputs_matches_vissl() -> None:
-    """VISSL's loss of multiple outputs is a sum of cross entropies of scaled logits."""
+def cross_entropies_of_both() -> tuple[dict[str, float], dict[str, float]]:
+    """Return our losses and VISSL's, whose loss of multiple outputs is a sum of cross entropies of scaled logits."""
     known = [0, 2]
     losses = {
         "plain": cross_entropy(LOGITS, TARGETS),
@@ -113,9 +114,12 @@ def test_cross_entropy_of_several_outputs_matches_vissl() -> None:
         "ignore_index=-1, targets [0,-1,1]": cross_entropy(LOGITS[known], torch.tensor([0, 1])),
     }
     golden = json.loads((GOLDEN / "ce_multi.json").read_text())["outputs"]
-    assert {name: loss.item() for name, loss in losses.items()} == pytest.approx(
-        {name: golden[name] for name in losses}
-    )
+    return {name: loss.item() for name, loss in losses.items()}, {name: golden[name] for name in losses}
+
+
+def test_cross_entropy_of_several_outputs_matches_vissl() -> None:
+    losses, expected = cross_entropies_of_both()
+    assert losses == pytest.approx(expected)
 
 
 # --- distillation -----------------------------------------------------------------------------------------------------
@@ -123,13 +127,13 @@ def test_cross_entropy_of_several_outputs_matches_vissl() -> None:
 STUDENT, TEACHER = torch.tensor([[1.0, 2, 3], [0, 0, 1]]), torch.tensor([[3.0, 2, 1], [0.5, 0, -0.5]])
 
 
-@pytest.mark.parametrize(
-    ("kind", "temperature", "expected"),
-    [
-        *(("symmetric", 16.0, 0.84755516), ("symmetric", 1.0, 0.75820011)),  # FastReID
-        *(("soft", 1.0, 0.74767518), ("soft", 4.0, 0.83970189), ("mse", 1.0, 1.75)),  # VISSL
-    ],
-)
+LOGITS_LOSSES: list[tuple[Any, float, float]] = [
+    *(("symmetric", 16.0, 0.84755516), ("symmetric", 1.0, 0.75820011)),  # FastReID
+    *(("soft", 1.0, 0.74767518), ("soft", 4.0, 0.83970189), ("mse", 1.0, 1.75)),  # VISSL
+]
+
+
+@pytest.mark.parametrize(("kind", "temperature", "expected"), LOGITS_LOSSES)
 def test_logits_losses_match_fastreid_and_vissl(kind: Any, temperature: float, expected: float) -> None:
     assert logits_loss(STUDENT, TEACHER, kind, temperature).item() == pytest.approx(expected, rel=1e-5)
 
@@ -137,17 +141,23 @@ def test_logits_losses_match_fastreid_and_vissl(kind: Any, temperature: float, e
 DISTILLED = json.loads((GOLDEN / "distill.json").read_text())
 
 
-@pytest.mark.parametrize("name", DISTILLED["outputs"])
-def test_distillation_matches_vissl(name: str) -> None:
-    """VISSL's CROSS_ENTROPY is our loss plus the constant entropy of the teacher; ours is 0 if both agree.
-    VISSL's alpha is the weight of the teacher."""
+def distillation_of_vissl(name: str) -> Tensor:
+    """Return our loss with VISSL's options.
+
+    VISSL's CROSS_ENTROPY is our loss plus the constant entropy of the teacher; ours is 0 if both agree. Its alpha is
+    the weight of the teacher.
+    """
     kind, alpha, temperature = name.split()
     share, heat = float(alpha.removeprefix("alpha=")), float(temperature.removeprefix("T="))
     loss = logits_loss(STUDENT, TEACHER, "mse" if kind == "MSE" else "soft", heat)
     if kind == "CROSS_ENTROPY":
         loss = loss + torch.special.entr((TEACHER / heat).softmax(1)).sum(1).mean() * heat**2
-    loss = share * loss + (1 - share) * cross_entropy(STUDENT, torch.tensor(DISTILLED["inputs"]["target"]))
-    assert loss.item() == pytest.approx(DISTILLED["outputs"][name], rel=1e-5)
+    return share * loss + (1 - share) * cross_entropy(STUDENT, torch.tensor(DISTILLED["inputs"]["target"]))
+
+
+@pytest.mark.parametrize("name", DISTILLED["outputs"])
+def test_distillation_matches_vissl(name: str) -> None:
+    assert distillation_of_vissl(name).item() == pytest.approx(DISTILLED["outputs"][name], rel=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["soft", "symmetric", "binary", "mse"])
