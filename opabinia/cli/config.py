@@ -142,32 +142,38 @@ def _with_schema(out: Path, text: str) -> str:
 
 @app.command("list")
 def list_parts(
-    family: Annotated[str | None, typer.Argument(help="loss, optimizer, transform, ...; weights")] = None,
+    family: Annotated[str | None, typer.Argument(help="loss, optimizer, transform, ...; recipes; weights")] = None,
     name: Annotated[str | None, typer.Argument(help="A part of that family.")] = None,
     plugin: Plugins = None,
 ) -> None:
-    """List the families, the parts of a family with their parameters, or the details of a part; or the pretrained
-    weights on this machine.
+    """List the families, the parts of a family with their parameters, or the details of a part; or the packaged
+    recipes with what was run of each, or the pretrained weights on this machine.
 
     opabinia config list transforms
 
     opabinia config list optimizer sgd
 
+    opabinia config list recipes
+
     opabinia config list weights
     """
     with report_errors():
+        if family in ("recipes", "weights") and name is not None:
+            raise option_error("NAME", f"`config list {family}` lists all {family}; remove {name!r}")
         if family == "weights":
             from opabinia.cli.available import describe_weights
 
-            if name is not None:
-                raise option_error("NAME", f"`config list weights` lists all weights; remove {name!r}")
             return print("\n".join(describe_weights()))
+        if family == "recipes":
+            from opabinia.config.recipe_marks import recipe_marks
+
+            return _print_columns([*recipe_marks().items()])
         catalog = _catalog(plugin or [])
         if family is None:
             from opabinia.config.compose import packaged_names
 
             parts = [(each, ", ".join(catalog.names(each))) for each in catalog.entries if catalog.names(each)]
-            recipes = ("(recipes)", ", ".join(packaged_names()))
+            recipes = ("recipes", ", ".join(packaged_names()))
             return _print_columns([*parts, recipes, ("weights", "pretrained weights on this machine")])
         family = next((each for each in catalog.entries if family in (each, f"{each}s", f"{each}es")), family)
         _check_known(family, list(catalog.entries), "family")

@@ -1,5 +1,6 @@
-"""``opabinia config list weights``."""
+"""``opabinia config list weights`` and ``recipes``."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
@@ -50,7 +51,16 @@ def test_a_wrong_declaration_is_one_line(opabinia: Opabinia, monkeypatch: pytest
     assert "the entry point opabinia.weights: mine cannot be loaded: KeyError('a')" in result.err
 
 
-def test_weights_have_no_details(opabinia: Opabinia) -> None:
-    result = opabinia("config", "list", "weights", "resnet18")
+@pytest.mark.parametrize("family", ["weights", "recipes"])
+def test_weights_and_recipes_have_no_details(opabinia: Opabinia, family: str) -> None:
+    result = opabinia("config", "list", family, "resnet18")
     assert result.status == 2
-    assert "`config list weights` lists all weights; remove 'resnet18'" in result.err
+    assert f"`config list {family}` lists all {family}; remove 'resnet18'" in result.err
+
+
+def test_recipes_are_listed_with_what_was_run_of_them(opabinia: Opabinia) -> None:
+    result = opabinia("config", "list", "recipes")
+    assert result.status == 0
+    assert re.search(r"^classification/digits +trained to the end on 2026-\d\d-\d\d$", result.out, re.M)
+    assert re.search(r"^detection/coco/detr_r50 +ten steps run; published score not reproduced$", result.out, re.M)
+    assert re.search(r"^detection/coco_format +ten steps run$", result.out, re.M)
