@@ -231,7 +231,9 @@ def write_weights(folder: Path) -> None:
     assert not unexpected and all(name.endswith("num_batches_tracked") for name in missing)
     folder.mkdir()
     save_file(model.state_dict(), folder / "model.safetensors", {"format": "pt"})
-    torch.save(model.state_dict(), folder / "pytorch_model.bin")
+    # AutoGluon loads it into a model without a classifier.
+    features = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith("classifier.")}
+    torch.save(features, folder / "pytorch_model.bin")
     config = {
         "architecture": MODEL,
         "num_classes": model.num_classes,

@@ -30,8 +30,8 @@ class Job:
 
     Attributes:
         folder: the data, with a folder or an annotation file for each split.
-        weights: folder with the ImageNet weights of timm's `MODEL`: ``model.safetensors``, the same as
-            ``pytorch_model.bin``, and ``config.json`` as timm writes it.
+        weights: folder with the ImageNet weights of timm's `MODEL`: ``model.safetensors``, the same without its
+            classifier as ``pytorch_model.bin``, and ``config.json`` as timm writes it.
         seconds: wall time of the process.
         seed: of all random numbers.
         out: an empty folder for predictions and for what the system writes.
