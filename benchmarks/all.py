@@ -1,4 +1,5 @@
-"""Run benchmarks and record their output: ``make bench`` runs all, ``python benchmarks/all.py loader ema`` only some.
+"""Run benchmarks and record their output: ``make bench`` runs all but the longest, and only some are run by
+``python benchmarks/all.py loader ema``.
 
 Each has a section in RESULTS.md, written when it has finished: claim, machine and output. Notes below the output are
 kept. If a benchmark fails, its section is not changed, and the exit status is 1.
@@ -19,6 +20,8 @@ HERE = Path(__file__).parent
 RESULTS = HERE / "RESULTS.md"
 SHARED = ("in_memory.py", "every_other.py", "gpu_sections.py", "serve_other.py")
 """Modules that benchmarks import or start."""
+HOURS = ("peers.py", "planning.py")
+"""Modules that take many hours: they run only if they are named."""
 LIBRARIES = ("torch", "torchvision", "timm", "numpy", "pydantic")
 # Absolute times depend on the machine and its other work; ratios are taken between both sides in one run.
 PREFACE = """\
@@ -67,7 +70,8 @@ def with_section(text: str, section: str) -> str:
 
 
 def main() -> int:
-    scripts = sorted(path for path in HERE.glob("*.py") if path.name not in (Path(__file__).name, *SHARED))
+    left_out = (Path(__file__).name, *SHARED, *HOURS)
+    scripts = sorted(path for path in HERE.glob("*.py") if path.name not in left_out)
     failed = []
     for script in [HERE / f"{name}.py" for name in sys.argv[1:]] or scripts:
         section = measured(script)
