@@ -137,14 +137,13 @@ def _recipe_of(
     from opabinia.config.paths import holds_data
     from opabinia.runtime.files import describe_missing
 
+    options: dict[str, Any] = {"budget": budget, "search": search, "task": task, "layout": data_layout}
     if holds_data(recipe):
         from opabinia.cli.plan import planned_recipe, write_recipe
 
-        write = partial(write_recipe, recipe, budget=budget, task=task, layout=data_layout, overrides=overrides)
-        write = partial(write, search=search)
+        write = partial(write_recipe, recipe, overrides=overrides, **options)
         return planned_recipe(recipe, write, many, out, name, resume)
-    options = {"--budget": budget, "--search": search, "--task": task, "--layout": data_layout}
-    given = [option for option, value in options.items() if value is not None]
+    given = [f"--{option}" for option, value in options.items() if value is not None]
     if given and not Path(recipe).exists() and recipe not in packaged_names():
         raise option_error("", f"there is no file or folder {recipe}; {describe_missing(Path(recipe))}")
     if given:
