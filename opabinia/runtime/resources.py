@@ -70,7 +70,7 @@ def keep_freed_memory() -> None:
 
     By default it returns freed blocks of over 32 MB to the system at once, and those that end up on top of the heap. A
     training step then asks for the same pages again, which the system fills with zeros: with glibc 2.36 on two cores,
-    training took 1.3 to 1.4 times as long (docs/log.md, 2026-11-28). The peak memory grows by a tenth.
+    training took 1.3 to 1.4 times as long (docs/log.md, 2026-11-28). The peak memory grows by 7 to 14 %.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
