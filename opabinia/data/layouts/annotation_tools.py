@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from opabinia.data.decoding.images import EXTENSIONS
 from opabinia.data.layouts.folder import Folder, UnreadableLayout, listed, split_in, split_of
 from opabinia.data.layouts.layout import Layout
+from opabinia.data.layouts.pairing import above, check_alone, images_of, several, split_of_path
 from opabinia.data.layouts.readings import check_training, make_layout, with_alternatives, with_masks
+from opabinia.runtime.text import plural
 
 _READ = 20_000
 """Files that are read to collect the names of all classes."""
@@ -20,84 +23,108 @@ _READ = 20_000
 
 
 def read_voc(folder: Folder) -> Iterator[Layout]:
-    """Yield the reading of XML files of Pascal VOC, in a folder ``Annotations`` or beside their images.
+    """Yield the reading of XML files of Pascal VOC, in any folder, with images of the same names.
 
     Raises:
-        UnreadableLayout: there are lists of images, and none to train on; or no image beside the XML files.
+        UnreadableLayout: there are lists of images, and none to train on; no image has the name of an XML file; or
+            several folders of XML files are not those of splits.
     """
-    if folder.only is not None:
+    places = [] if folder.only is not None else [name for name in folder.places((".xml",)) if _is_voc(folder.sub(name))]
+    if not places:
         return
-    annotations = _voc_folder(folder)
-    if annotations is not None:
-        section = _voc_section(folder, annotations)
-        lists = [name[:-4] for name in _lists(folder)]
-        sections = {split: {**section, "split": name} for name in lists if (split := split_of(name))}
-        if "train" not in sections and "trainval" in lists:
-            sections["train"] = {**section, "split": "trainval"}
-        check_training(folder, sections, "expected ImageSets/Main/train.txt")
-        sections = sections or {"train": {**section, "split": None}}
-        used = {annotations, section.get("images", "JPEGImages"), "ImageSets"}
-        note = [] if len(sections) > 1 or lists else ["there is no folder ImageSets/Main with lists of splits"]
-        how = "listed in ImageSets/Main" if lists else "in one folder"
+    bases = {place: _above_lists(folder, place) for place in places}
+    listing = [place for place, base in bases.items() if base is not None]
+    if listing:
+        if len(listing) > 1:
+            raise several(folder, [bases[place] or "" for place in listing])
+        sections, used, how = _listed_voc(folder, listing[0], bases[listing[0]] or "")
+        notes: list[str] = []
     else:
-        places = {split: name for split, name in folder.splits.items() if _voc_folder(folder.sub(name)) is not None}
-        if not places:
-            return
-        check_training(folder, {split: {} for split in places}, "expected a folder train")
-        classes = sorted({name for place in places.values() for name in _voc_names(folder.sub(place))})
-        sections = {}
-        for split, place in places.items():
-            inner = folder.sub(place)
-            section = _voc_section(inner, _voc_folder(inner) or "")
-            sections[split] = {**section, "split": None, "classes": classes}
-        used, note, how = set(places.values()), [], f"in {' and '.join(f'{name}/' for name in places.values())}"
+        sections, used, how, notes = _unlisted_voc(folder, places)
+    check_alone(folder, sorted(used))
     description = f"boxes in XML files of Pascal VOC, {how}"
-    yield make_layout("voc", "detection", description, sections, notes=[*note, *folder.others(used)])
+    yield make_layout("voc", "detection", description, sections, notes=[*notes, *folder.others(used)])
 
 
-def _voc_folder(folder: Folder) -> str | None:
-    """Return the folder with XML files of Pascal VOC: ``Annotations`` or alike, or an empty text for the folder itself;
-    None if there is none."""
-    named = [name for name in folder.folders if name.lower() in ("annotations", "annotation", "xmls", "labels")]
-    places = ["", *named, *(f"{name}/xmls" for name in named if "xmls" in folder.sub(name).folders)]
-    for place in reversed(places):
-        files = folder.sub(place).named(".xml")
-        start = folder.sub(place).head(files[0], 4096) if files else ""
-        if "<annotation>" in start or re.search(r"<annotation\s", start):
-            return place
-    return None
+def _is_voc(folder: Folder) -> bool:
+    """Return whether the first XML files have boxes of objects."""
+    texts = [folder.head(name, 1 << 14) for name in folder.named(".xml")[:5]]
+    opened = [text for text in texts if re.search(r"<annotation[>\s]", text)]
+    return len(opened) == len(texts) and ("<bndbox" in "".join(texts) or all("<object" not in text for text in texts))
 
 
-def _voc_section(folder: Folder, annotations: str) -> dict[str, Any]:
-    """Return the source without its split.
+def _above_lists(folder: Folder, place: str) -> str | None:
+    """Return the folder above XML files that has lists of images in ``ImageSets/Main``."""
+    parts = place.split("/")
+    above = ("/".join(parts[:end]) for end in range(len(parts), -1, -1))
+    return next((base for base in above if folder.sub(base).has("ImageSets/Main")), None)
+
+
+def _listed_voc(folder: Folder, place: str, base: str) -> tuple[dict[str, dict[str, Any]], set[str], str]:
+    """Return the sources of the lists in ``ImageSets/Main``, the folders and what is said of them.
 
     Raises:
-        UnreadableLayout: there are no images.
+        UnreadableLayout: there is none to train on.
     """
-    section: dict[str, Any] = {"name": "voc", "root": folder.text}
-    if not annotations:
-        if not folder.named(*EXTENSIONS):
-            raise UnreadableLayout(f"{folder.text} has XML files, but no image beside them")
-        return section
-    images = folder.find("jpegimages", "images", "image", "imgs", "img", "photos") or ""
-    if not folder.sub(images).named(*EXTENSIONS):
-        place = folder.at("JPEGImages")
-        raise UnreadableLayout(f"{folder.at(annotations)} has XML files, but there are no images in {place}")
-    named = {"annotations": (annotations, "Annotations"), "images": (images, "JPEGImages")}
-    return section | {key: name for key, (name, usual) in named.items() if name not in ("", usual)}
+    section, used = _voc_section(folder, place, base)
+    files = folder.sub(base).sub("ImageSets/Main").named(".txt")
+    lists = [name[:-4] for name in files if "_" not in name]  # others are of one class
+    sections = {split: {**section, "split": name} for name in lists if (split := split_of(name))}
+    if "train" not in sections and "trainval" in lists:
+        sections["train"] = {**section, "split": "trainval"}
+    check_training(folder, sections, "expected ImageSets/Main/train.txt")
+    return sections or {"train": {**section, "split": None}}, {*used, "ImageSets"}, "listed in ImageSets/Main"
 
 
-def _lists(folder: Folder) -> list[str]:
-    """Return the lists of images of splits, and no lists of the images of a class."""
-    if not folder.has("ImageSets/Main"):
-        return []
-    return [name for name in folder.sub("ImageSets/Main").named(".txt") if "_" not in name]
+def _unlisted_voc(folder: Folder, places: Sequence[str]) -> tuple[dict[str, dict[str, Any]], set[str], str, list[str]]:
+    """Return the sources of folders of XML files, all folders that are read, what is said of them, and remarks.
+
+    Raises:
+        UnreadableLayout: they are no splits, or there is none to train on.
+    """
+    by_split: dict[str | None, list[str]] = defaultdict(list)
+    for place in places:
+        by_split[split_of_path(place)].append(place)
+    if (None in by_split and len(by_split) > 1) or any(len({*map(above, group)}) > 1 for group in by_split.values()):
+        raise several(folder, [above(place) or place for place in places])
+    check_training(folder, {split: {} for split in by_split if split}, "expected a folder train")
+    classes = sorted({name for place in places for name in _voc_names(folder.sub(place))}) if len(places) > 1 else []
+    sections, every = dict[str, dict[str, Any]](), set[str]()
+    for split, group in by_split.items():
+        parts = []
+        for place in group:
+            section, used = _voc_section(folder, place, place if split_of(place) else above(place))
+            parts.append({**section, "split": None} | ({"classes": classes} if classes else {}))
+            every |= used
+        sections[split or "train"] = parts[0] if len(parts) == 1 else {"name": "concat", "sources": parts}
+    if None in by_split:
+        where = "in one folder" if len(places) == 1 else f"in {plural(len(places), 'folder')}"
+        return sections, every, where, ["there is no folder ImageSets/Main with lists of splits"]
+    return sections, every, f"in {' and '.join(f'{place}/' for place in places[:4])}", []
+
+
+def _voc_section(folder: Folder, place: str, base: str) -> tuple[dict[str, Any], set[str]]:
+    """Return the source of a folder of XML files without its split, and the folders below ``folder`` that it reads.
+
+    Raises:
+        UnreadableLayout: no image has the name of an XML file.
+    """
+    images = images_of(folder, place, ".xml", base)
+    if images is None:
+        place = folder.at(place)
+        raise UnreadableLayout(f"{place} has XML files, but there are no images of these names in {folder.text}")
+    while base and not all(f"{name}/".startswith(f"{base}/") for name in (place, images)):
+        base = above(base)
+    names = {"annotations": (place, "Annotations"), "images": (images, "JPEGImages")}
+    below = {key: (name.removeprefix(base).lstrip("/"), usual) for key, (name, usual) in names.items()}
+    section = {"name": "voc", "root": folder.at(base)}
+    section |= {key: name for key, (name, usual) in below.items() if name not in ("", usual)}
+    return section, {name.partition("/")[0] for name in (place, images)}
 
 
 def _voc_names(folder: Folder) -> set[str]:
-    """Return the names of all objects."""
-    place = folder.sub(_voc_folder(folder) or "")
-    texts = (place.head(name, 1 << 22) for name in place.named(".xml")[:_READ])
+    """Return the names of all objects in the XML files of a folder."""
+    texts = (folder.head(name, 1 << 22) for name in folder.named(".xml")[:_READ])
     return {name.strip() for text in texts for name in re.findall(r"<object>\s*<name>([^<]+)</name>", text)}
 
 
@@ -108,24 +135,50 @@ def read_labelme(folder: Folder) -> Iterator[Layout]:
     """Yield the reading of a JSON file of LabelMe beside each image."""
     if folder.only is not None:
         return
-    places = {split: name for split, name in folder.splits.items() if _is_labelme(folder.sub(name))}
-    if not places and _is_labelme(folder):
-        places = {"train": ""}
-    if not places:
+    by_split: dict[str, list[str]] = defaultdict(list)
+    for place in folder.places((".json",)):
+        if _is_labelme(folder.sub(place)):
+            by_split[split_of_path(place) or "train"].append(place)
+    if not by_split:
         return
-    check_training(folder, {split: {} for split in places}, "expected a folder train")
+    check_training(folder, {split: {} for split in by_split}, "expected a folder train")
+    places = {split: os.path.commonpath(group) if "" not in group else "" for split, group in by_split.items()}
+    if len(places) > 1 and "" in places.values():
+        raise several(folder, [place for group in by_split.values() for place in group])
     names = sorted({name for place in places.values() for name in _labelme_names(folder.sub(place))})
     classes: Mapping[str, Any] = {"classes": names} if len(places) > 1 else {}
-    sections = {split: {"name": "labelme", "root": folder.at(place), **classes} for split, place in places.items()}
+    sections: dict[str, dict[str, Any]] = {}
+    for split, place in places.items():
+        base, images = _labelme_images(folder, by_split[split][0], place)
+        sections[split] = {"name": "labelme", "root": folder.at(base), **images, **classes}
     description = f"shapes of {len(names)} classes in JSON files of LabelMe"
-    used = [*places.values(), *(folder.folders if "" in places.values() else ())]
+    used = [*(place.partition("/")[0] for place in places.values()), *(folder.folders if "" in places.values() else ())]
+    used += [str(section["images"]).partition("/")[0] for section in sections.values() if "images" in section]
     layout = make_layout("labelme", "detection", description, sections, notes=folder.others([*used, *folder.files]))
     yield from with_alternatives(layout, with_masks(layout))
 
 
 def _is_labelme(folder: Folder) -> bool:
-    files = folder.tree((".json",), 5)
+    files = folder.named(".json")[:5]
     return bool(files) and all('"imagePath"' in (text := _whole(folder, file)) and '"shapes"' in text for file in files)
+
+
+def _labelme_images(folder: Folder, first: str, place: str) -> tuple[str, dict[str, str]]:
+    """Return the root of the JSON files in ``place``, and the options for images that are in another folder.
+
+    Raises:
+        UnreadableLayout: the images are not found.
+    """
+    inner = folder.sub(first)
+    named = re.search(r'"imagePath"\s*:\s*"([^"]+)"', _whole(inner, inner.named(".json")[0]))
+    images = images_of(folder, first, ".json", above(place))
+    if images in (None, first) and (images or inner.has(named[1].replace("\\\\", "/") if named else "")):
+        return place, {}
+    if images is None:
+        raise UnreadableLayout(f"{folder.at(first)} has JSON files of LabelMe, and no images of these names")
+    if not place or f"{images}/".startswith(f"{place}/"):
+        return place, {"images": images.removeprefix(place).lstrip("/")}
+    return "", {"annotations": place, "images": images}
 
 
 def _whole(folder: Folder, name: str) -> str:
@@ -151,14 +204,9 @@ def read_cvat(folder: Folder) -> Iterator[Layout]:
     Raises:
         UnreadableLayout: the images are not found, or it is not clear which split a file is.
     """
-    names = [name for name in folder.named(".xml") if _is_cvat(folder, name)]
-    names += [
-        f"{place}/{name}"
-        for place in folder.folders
-        if place.lower() == "annotations" or split_of(place)
-        for name in folder.sub(place).named(".xml")[:5]
-        if _is_cvat(folder.sub(place), name)
-    ]
+    places = folder.places((".xml",)) if folder.only is None else [""]
+    names = [f"{place}/{name}".lstrip("/") for place in places for name in folder.sub(place).named(".xml")[:5]]
+    names = [name for name in names if _is_cvat(folder, name)]
     if not names:
         return
     sections: dict[str, dict[str, Any]] = {}
@@ -195,17 +243,10 @@ def _cvat_root(folder: Folder, name: str, split: str | None) -> str:
     images = re.findall(r'<image [^>]*name="([^"]+)"', text)[:20]
     if not images and "<track " in text:
         raise UnreadableLayout(f"{folder.at(name)} has tracks of a video; export it as CVAT for images 1.1")
-    whole = folder.whole
+    whole, place = folder.whole, above(name)
     own = [sub for sub in whole.folders if split and split_of(sub) == split]
-    candidates: Sequence[str] = [
-        name.rpartition("/")[0],
-        "images",
-        *own,
-        *(f"images/{sub}" for sub in own),
-        *whole.folders,
-    ]
-    for candidate in ["", *candidates]:
-        if any(whole.has(f"{candidate}/{image}".lstrip("/")) for image in images):
-            return candidate
+    root = whole.root_of(images, ["", place, "images", *own, *(f"images/{sub}" for sub in own)])
+    if root is not None:
+        return root
     first = f", such as {images[0]}," if images else ""
     raise UnreadableLayout(f"{folder.at(name)}: its images{first} are not found in {folder.text}")

@@ -12,14 +12,12 @@ from opabinia.data.decoding.video import EXTENSIONS as VIDEOS
 from opabinia.data.layouts.folder import DoubtfulLayout, Folder, UnreadableLayout, listed, split_of
 from opabinia.data.layouts.identities import identity_layout, may_be_identities
 from opabinia.data.layouts.layout import Layout, TaskName
+from opabinia.data.layouts.pairing import PARTS, is_dataset
 from opabinia.data.layouts.readings import make_layout
 from opabinia.runtime.text import plural
 
-PARTS = (
-    *("images", "image", "imgs", "img", "jpegimages", "labels", "label", "masks", "mask", "annotations", "annotation"),
-    *("maps", "labeltxt", "annfiles", "gt", "leftimg8bit", "gtfine", "gtcoarse", "imagesets", "unlabeled", "frames"),
-)
-"""Names of folders that are no classes, in lower case."""
+_ASKED = 50
+"""Folders that are looked at to see what classes are, at most."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +52,8 @@ def read_class_folders(folder: Folder) -> Iterator[Layout]:
     """Yield the reading of images in class folders; if these may be identities, too, a second one.
 
     Raises:
-        UnreadableLayout: there is one class, or no training data, or validation data has other classes; in the last
-            case after the reading as identities.
+        UnreadableLayout: there is one class, or no training data, or validation data has other classes, in this case
+            after the reading as identities; or, after all readings, folders in those of classes may be the classes.
     """
     splits = _find_splits(folder, _IMAGES)
     if splits is None:
@@ -70,6 +68,7 @@ def read_class_folders(folder: Folder) -> Iterator[Layout]:
         yield identities
     yield _layout(folder, splits, _IMAGES)
     yield identities
+    _check_depth(splits["train"].folder, names)
 
 
 def read_video_folders(folder: Folder) -> Iterator[Layout]:
@@ -101,7 +100,7 @@ def _find_splits(folder: Folder, kind: _Kind) -> dict[str, _Split] | None:
             classes = sorted([*classes, train]) if len(folder.splits) == 1 and len(classes) > 1 else []
         if classes:
             found = {"train": _Split(folder, classes), **found}
-    nested = [name for split in found.values() for name in split.classes[:20] if _is_dataset(split.folder.sub(name))]
+    nested = [name for split in found.values() for name in split.classes[:20] if is_dataset(split.folder.sub(name))]
     if nested and max(len(split.classes) for split in found.values()) == 1:
         return None
     if nested:
@@ -129,10 +128,16 @@ def _find_splits(folder: Folder, kind: _Kind) -> dict[str, _Split] | None:
     return None
 
 
-def _is_dataset(folder: Folder) -> bool:
-    """Return whether a folder is no class, since it has folders of splits, or of images and annotations."""
-    parts = [name for name in folder.folders if name.lower() in PARTS]
-    return len(folder.splits) > 1 or len(parts) > 1
+def _check_depth(folder: Folder, classes: Sequence[str]) -> None:
+    """Raise UnreadableLayout if a folder of a class holds several folders of images and no image itself."""
+    for name in classes[:_ASKED]:
+        inner = _descend(folder.sub(name))
+        below = [sub for sub in inner.folders[:_ASKED] if inner.sub(sub).holds()]
+        if len(below) > 1 and not inner.named(*IMAGES):
+            command = inner.command()
+            raise UnreadableLayout(
+                f"{folder.at(name)} holds folders of images, {listed(below, 3)}: if these are the classes, {command}"
+            )
 
 
 def _descend(folder: Folder) -> Folder:

@@ -13,13 +13,11 @@ from typing import Any
 
 from opabinia.data.layouts.folder import Folder, UnreadableLayout, listed, split_of
 from opabinia.data.layouts.layout import Layout, TaskName
+from opabinia.data.layouts.pairing import above, split_of_path
 from opabinia.data.layouts.readings import check_training, convert, make_layout, with_alternatives, with_masks
 
 _PARSED = 1 << 25
 """Files of at most so many bytes are parsed, to report broken ones; in larger ones words are searched."""
-
-_FOLDERS = ("", "annotations", "Annotations", "labels", "train", "valid", "val", "test", "training", "validation")
-"""Folders in which files are looked for."""
 
 
 @dataclass(frozen=True)
@@ -71,10 +69,10 @@ def read_coco(folder: Folder) -> Iterator[Layout]:
 
 
 def _candidates(folder: Folder) -> list[str]:
-    """Return the paths of JSON files in the folders where they are usually."""
+    """Return the paths of JSON files, some of each folder."""
     if folder.only is not None:
         return folder.named(".json")
-    places = [name for name in _FOLDERS if not name or name in folder.folders]
+    places = folder.places((".json",))
     names = [f"{place}/{name}".lstrip("/") for place in places for name in folder.sub(place).named(".json")[:50]]
     return [name for name in names if not re.search(r"\.(panoptic|metadata)\.json$", name)]
 
@@ -92,7 +90,7 @@ def _read_file(folder: Folder, name: str) -> _File | None:
         return None
     stem = re.sub(r"^_annotations\.coco$|^annotations?$|^_?annotations?[._-]|[._-]?annotations?$", "", base[:-5])
     tokens = [(token, split_of(token)) for token in re.split(r"[^A-Za-z0-9]+", stem)]
-    split = next((split for _, split in tokens if split), None) or split_of(place)
+    split = next((split for _, split in tokens if split), None) or split_of_path(place)
     group = "_".join(token for token, split in tokens if split is None and token)
     images, maps = _image_folder(folder, name, split, names), None
     if "segments_info" in words:
@@ -143,18 +141,13 @@ def _image_folder(folder: Folder, name: str, split: str | None, names: Sequence[
     Raises:
         UnreadableLayout: none of them is found.
     """
-    whole = folder.whole
-    place = name.rpartition("/")[0]
-    subfolders = [sub for sub in whole.folders if split is None or split_of(sub) in (None, split)]
-    inner = [f"{sub}/{below}" for sub in subfolders for below in whole.sub(sub).folders if len(subfolders) < 100]
-    near = [f"{place}/images"] if place else []
-    outside = (
-        [f"../{sub}" for sub in ("", "images", *(sibling for sibling in _siblings(folder)))] if folder.only else []
-    )
-    own = [sub for sub in subfolders if split is not None and split_of(sub) == split]
-    for candidate in [*own, place, *near, "", "images", *subfolders, *inner, *outside]:
-        if names and any(whole.has(f"{candidate}/{image}".lstrip("/")) for image in names):
-            return candidate
+    whole, place = folder.whole, above(name)
+    own = [sub for sub in whole.folders if split is not None and split_of(sub) == split]
+    near = [place, f"{place}/images"] if place else []
+    outside = [f"../{sub}" for sub in ("", "images", *_siblings(folder))] if folder.only else []
+    root = whole.root_of(names, [*own, *near, "", "images", *outside])
+    if root is not None:
+        return root
     if not names:
         raise UnreadableLayout(f"{folder.at(name)} lists no images")
     raise UnreadableLayout(f"{folder.at(name)}: its images, such as {names[0]}, are not found in {folder.text}")

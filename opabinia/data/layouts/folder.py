@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from functools import cached_property
 from itertools import islice
@@ -29,6 +30,12 @@ ANNOTATIONS = re.compile(
 WALKED = 200_000
 """Files of a folder tree that are counted, at most."""
 
+PLACES = 500
+"""Folders that are searched for annotations, at most."""
+
+MAX_DEPTH = 5
+"""Folders above annotations, at most."""
+
 MAX_FOLDERS = 100_000
 """Folders that are listed, at most: more are no dataset, but a disk."""
 
@@ -49,11 +56,15 @@ def split_of(name: str) -> str | None:
     return next((split for split, names in SPLITS.items() if name.lower() in names), None)
 
 
+_JOINED = re.compile(r"(set|data|images?|imgs?|split|annot(ation)?s?|labels?|masks?|gts?)$")
+"""Ends of words such as ``trainset`` and ``valannot``."""
+
+
 def split_in(name: str) -> str | None:
     """Return the split that the first word of a name stands for that is one: ``seg_train``, ``x/val.csv``,
     ``TestImages``."""
     words = re.split(r"[^A-Za-z0-9]+", name) + re.findall(r"[A-Z]?[a-z]+\d*", name)
-    words += [re.sub(r"(set|data|images|imgs|split)$", "", word.lower()) for word in words]
+    words += [_JOINED.sub("", word.lower()) for word in words]
     return next((split for word in words if (split := split_of(word))), None)
 
 
@@ -157,6 +168,41 @@ class Folder:
         """Return whether there is such a file at any depth."""
         return self._begins_with(tuple(suffixes)) or bool(self.tree(suffixes, 1))
 
+    def places(self, suffixes: Sequence[str] = IMAGES, limit: int = PLACES) -> list[str]:
+        """Return the paths of folders that such files are in, among the first ``limit`` ones, those above first. The
+        folder itself is an empty text."""
+        found, waiting = list[str](), deque([""])
+        for _ in range(limit):
+            if not waiting:
+                break
+            place = waiting.popleft()
+            inner = self.sub(place)
+            if inner.named(*suffixes):
+                found.append(place)
+            if place.count("/") < MAX_DEPTH - 1 and not inner.is_loop:
+                waiting.extend(f"{place}/{name}".lstrip("/") for name in inner.folders)
+        return found
+
+    def root_of(self, names: Sequence[str], first: Sequence[str] = (), *, share: float = 0.0) -> str | None:
+        """Return the folder that most of these paths of files are relative to: one of ``first`` or that itself, if one
+        has all of them, else any that holds images; None if none has more than this share of them."""
+        whole, best, most = self.whole, None, share * len(names)
+        above = (place.split("/") for place in whole.places() if names)
+        below = ("/".join(parts[:end]) for parts in above for end in range(len(parts), 0, -1))
+        for place in dict.fromkeys([*first, "", *below]):
+            count = sum(whole.has(f"{place}/{name}".lstrip("/")) for name in names)
+            if count > most:
+                best, most = place, count
+            if count and count == len(names):
+                break
+        return best
+
+    @property
+    def is_loop(self) -> bool:
+        """Return whether it is a link to a folder that it is in."""
+        status = os.stat(self.path)
+        return any(os.path.samestat(status, parent) for parent in self._parents)
+
     def _begins_with(self, suffixes: tuple[str, ...]) -> bool:
         """Return whether such a file is among the first entries, without listing all of them."""
         try:
@@ -167,8 +213,7 @@ class Folder:
             return False
 
     def _walk(self, prefix: str, suffixes: tuple[str, ...]) -> Iterator[str]:
-        status = os.stat(self.path)
-        if any(os.path.samestat(status, parent) for parent in self._parents):
+        if self.is_loop:
             return
         for name in self.files:
             if name.lower().endswith(suffixes):

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import random
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from pathlib import PurePosixPath
 
 from opabinia.data.decoding.images import EXTENSIONS
-from opabinia.data.layouts.folder import WALKED, Folder, listed
+from opabinia.data.layouts.folder import WALKED, Folder, UnreadableLayout, listed
 from opabinia.data.layouts.layout import Layout
+from opabinia.data.layouts.map_values import LOSSLESS, read_values
 from opabinia.data.layouts.readings import make_layout
 from opabinia.runtime.text import plural
 
@@ -43,5 +45,39 @@ def _classes_in_names(names: Sequence[str]) -> list[str]:
 def unread_annotations(folder: Folder) -> list[str]:
     """Return files that may be annotations of the images."""
     files = folder.tree(_ANNOTATIONS, 1000)
+    images = folder.tree(EXTENSIONS, 10_000)
     texts = folder.tree((".txt",), 1000)
-    return files + (texts if len(texts) > len(folder.tree(EXTENSIONS, 1000)) / 2 else [])
+    if len(texts) <= len(images) / 2:
+        bases = {PurePosixPath(name).name for name in images}
+        texts = [name for name in texts if _names_images(folder, name, bases)]
+    return files + texts
+
+
+def _names_images(folder: Folder, name: str, images: Container[str]) -> bool:
+    """Return whether the first lines of a text file name images, by themselves or with something else."""
+    lines = [line.strip() for line in folder.head(name, 1 << 12).splitlines()[:20] if line.strip()][:10]
+    words = [[PurePosixPath(word).name for word in re.split(r"[\s,;]+", line)] for line in lines]
+    return sum(any(word in images for word in row) for row in words) > len(lines) / 2
+
+
+_SAMPLED = 60
+"""Images that are opened to see whether they are segmentation maps."""
+_FEW = 40
+"""Different values of a segmentation map, at most."""
+
+
+def like_maps(folder: Folder) -> list[str]:
+    """Return images that look like segmentation maps, since they have few values; none if few images do, or nearly
+    all, which are drawings then."""
+    names = folder.tree(EXTENSIONS)
+    chosen = random.Random(0).sample(names, min(_SAMPLED, len(names)))
+    few = [name for name in chosen if name.lower().endswith(LOSSLESS) and _few_values(folder, name)]
+    return sorted(few) if len(chosen) / 3 <= len(few) <= 0.9 * len(chosen) else []
+
+
+def _few_values(folder: Folder, name: str) -> bool:
+    try:
+        found = read_values([str(folder.path / name)])
+    except UnreadableLayout:  # reported where it is read
+        return False
+    return found.count <= _FEW

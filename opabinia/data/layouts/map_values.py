@@ -15,6 +15,9 @@ from opabinia.data.layouts.class_names import ClassNames
 from opabinia.data.layouts.folder import UnreadableLayout
 from opabinia.data.sources.segmentation_base import Color, read_map
 
+LOSSLESS = (".png", ".tif", ".tiff", ".bmp", ".gif", ".pgm", ".ppm", ".webp")
+"""Suffixes of files whose values are as they were written."""
+
 _OPENED = 100
 """Maps that are opened, at most; fewer if they have many pixels."""
 _PIXELS = 50_000_000
@@ -35,6 +38,11 @@ class MapValues:
     opened: int = 0
     gray: set[int] = field(default_factory=set)
     colors: set[Color] = field(default_factory=set)
+
+    @property
+    def count(self) -> int:
+        """Return the number of different values."""
+        return len(self.gray) + len(self.colors)
 
 
 def read_values(paths: Sequence[str]) -> MapValues:

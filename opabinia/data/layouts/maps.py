@@ -8,6 +8,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import permutations
 from pathlib import PurePosixPath
 from typing import Any, Literal
 
@@ -15,12 +16,14 @@ from opabinia.data.decoding.images import EXTENSIONS
 from opabinia.data.layouts.class_names import find_class_names
 from opabinia.data.layouts.folder import ANNOTATIONS, SPLITS, Folder, UnreadableLayout, listed, split_in, split_of
 from opabinia.data.layouts.layout import Layout
-from opabinia.data.layouts.map_values import class_options, looks_like_maps, read_values
+from opabinia.data.layouts.map_values import LOSSLESS, class_options, looks_like_maps, read_values
+from opabinia.data.layouts.pairing import several, split_of_path
 from opabinia.data.layouts.readings import Sections, check_training, make_layout
 from opabinia.runtime.text import plural
 
 _IMAGES = re.compile(r"image|im(g|age)s?$|photo|rgb|input|picture|frame|orig", re.IGNORECASE)
-_LOSSLESS = (".png", ".tif", ".tiff", ".bmp", ".gif", ".pgm", ".ppm", ".webp")
+_FOLDERS = 100
+"""Folders of images that are compared with each other, at most."""
 
 
 @dataclass(frozen=True)
@@ -114,12 +117,39 @@ def _split_places(folder: Folder) -> dict[str, _Place]:
                 place = _match(folder, "", f"{pair.images}/{name}", f"{pair.labels}/{other}")
                 found |= {split: place} if place else {}
         return found or {"train": pair}
-    for split, name in folder.splits.items():  # train and train_masks, or masks_train
+    for split, name in folder.splits.items():  # train and train_masks, or trainannot
         for other in folder.folders:
             is_map = ANNOTATIONS.search(other) and "panoptic" not in other.lower()
-            if is_map and split_in(other) == split and folder.sub(other).holds(_LOSSLESS):
+            if is_map and split_in(other) == split and folder.sub(other).holds(LOSSLESS):
                 place = _match(folder, "", name, other)
                 found |= {split: place} if place and split not in found else {}
+    return found or _pairs_below(folder)
+
+
+def _pairs_below(folder: Folder) -> dict[str, _Place]:
+    """Return folders of images and of maps that are both below folders of the same split, at any depth, such as
+    ``images/a/train`` and ``maps/b/train``.
+
+    Raises:
+        UnreadableLayout: there are several pairs, and their names do not say which split each is.
+    """
+    places = [place for place in folder.places() if place][:_FOLDERS]
+    if len({place.partition("/")[0] for place in places}) < 2:  # that folder is asked next
+        return {}
+    maps = [place for place in places if ANNOTATIONS.search(place) and "panoptic" not in place.lower()]
+    maps = [place for place in maps if folder.sub(place).named(*LOSSLESS)]
+    found: dict[str, _Place] = {}
+    for labels in maps:
+        split = split_of_path(labels)
+        images = [place for place in places if place not in maps and split_of_path(place) == split]
+        images.sort(key=lambda place: len(os.path.commonpath([place, labels])), reverse=True)
+        matches = (_match(folder, "", place, labels) for place in images)
+        pair = next(
+            (match for match in matches if match and _differ(folder.sub(match.images), match.maps(folder))), None
+        )
+        if pair is not None and (split or "train") in found:
+            raise several(folder, [found[split or "train"].labels, labels])
+        found |= {split or "train": pair} if pair else {}
     return found
 
 
@@ -144,15 +174,15 @@ def _pair_in(folder: Folder, root: str) -> _Place | None:
                 return place
     if len(maps) == 1 and len(images) == 1 and _IMAGES.search(images[0]):
         image_files, map_files = inner.sub(images[0]).tree(EXTENSIONS, 1), inner.sub(maps[0]).tree(EXTENSIONS, 1)
-        if not inner.sub(maps[0]).holds(_LOSSLESS):
+        if not inner.sub(maps[0]).holds(LOSSLESS):
             first = inner.sub(maps[0]).at(map_files[0])
             raise UnreadableLayout(f"{first}: JPEG changes the values in maps; save them as PNG, with labels from 0")
         raise UnreadableLayout(
             f"{inner.at(images[0])} and {inner.at(maps[0])}: fewer than half of the images have a map of the same "
             f"name; there are {image_files[0]} and {map_files[0]}"
         )
-    if len(names) == 2 and not maps:  # any names: maps are the files with few values
-        for image, labels in (names, names[::-1]):
+    if 2 <= len(names) <= 4 and not maps:  # any names: maps are the files with few values
+        for image, labels in permutations(names, 2):
             place = _match(folder, root, image, labels)
             if place is not None and _differ(inner.sub(image), place.maps(folder)):
                 return place
@@ -160,13 +190,10 @@ def _pair_in(folder: Folder, root: str) -> _Place | None:
 
 
 def _differ(images: Folder, maps: Sequence[str]) -> bool:
-    """Return whether files of one folder may be maps, and those of the other not."""
-    lossless = [str(images.path / name) for name in images.tree(_LOSSLESS, 5)]
-    return looks_like_maps(read_values(maps[:5])) and not (lossless and looks_like_maps(read_values(lossless)))
-
-
-_ENDS = re.compile(r"[_ .-](mask|label|gt|seg|segmentation|map|annotation|matte)s?$", re.IGNORECASE)
-"""Ends of names of maps beside their images, without suffix."""
+    """Return whether files of one folder may be maps, since they have fewer values than those of the other."""
+    of_maps = read_values(maps[:5])
+    of_images = read_values([str(images.path / name) for name in images.tree(LOSSLESS, 5)])
+    return looks_like_maps(of_maps) and not (looks_like_maps(of_images) and of_images.count < 3 * of_maps.count)
 
 
 def _beside(inner: Folder, root: str) -> _Place | None:
@@ -176,14 +203,19 @@ def _beside(inner: Folder, root: str) -> _Place | None:
         UnreadableLayout: there are maps, and fewer than half of the images have one.
     """
     files = inner.named(*EXTENSIONS)
-    maps = [name for name in files if name.lower().endswith(_LOSSLESS) and _ENDS.search(os.path.splitext(name)[0])]
+    maps = [name for name in files if name.lower().endswith(LOSSLESS) and _ENDS.search(os.path.splitext(name)[0])]
+    if len(maps) <= len(files) / 10:
+        end = _common_end(files)
+        maps = [name for name in files if end and name.endswith(end)]
+        if maps and not looks_like_maps(read_values([str(inner.path / name) for name in maps[:5]])):
+            maps = []
     if len(maps) > len(files) / 10:
         images = [name for name in files if name not in {*maps}]
         naming = match_names(images, maps)
         if naming is None:
             raise UnreadableLayout(f"{inner.text}: there are maps such as {maps[0]}, but most images have none")
         return _Place(root, "", "", naming)
-    jpegs, pngs = inner.named(".jpg"), inner.named(".png")
+    jpegs, pngs = inner.named(".jpg", ".jpeg"), inner.named(".png")
     naming = match_names(jpegs, pngs)
     if (
         naming != {}
@@ -191,13 +223,31 @@ def _beside(inner: Folder, root: str) -> _Place | None:
         or not looks_like_maps(read_values([str(inner.path / name) for name in pngs[:5]]))
     ):
         return None
-    return _Place(root, "", "", {"image_suffix": ".jpg"})
+    return _Place(root, "", "", {"image_suffix": os.path.splitext(jpegs[0])[1]})
+
+
+_ENDS = re.compile(r"[_ .-](mask|label|gt|seg|segmentation|map|annotation|matte)s?$", re.IGNORECASE)
+"""Ends of names of maps beside their images, without suffix."""
+
+
+def _common_end(files: Sequence[str]) -> str | None:
+    """Return the end of names that at least a third of the files has, which are called as another one before it:
+    ``_L.png`` of ``1.png`` and ``1_L.png``."""
+    ends = Counter[str]()
+    stem = ""
+    for name in sorted(files, key=lambda name: os.path.splitext(name)[0]):
+        if stem and name.startswith(stem) and re.match(r"[^A-Za-z0-9.]", name[len(stem) :]):
+            ends[name[len(stem) :]] += 1
+        else:
+            stem = os.path.splitext(name)[0]
+    end, count = max(ends.items(), key=lambda item: item[1], default=("", 0))
+    return end if count >= max(2, len(files) / 3) and end.lower().endswith(LOSSLESS) else None
 
 
 def _match(folder: Folder, root: str, images: str, labels: str) -> _Place | None:
     """Return the pairing of two folders if at least half of the images have a map."""
     inner = folder.sub(root)
-    image_names, map_names = inner.sub(images).tree(EXTENSIONS), inner.sub(labels).tree(_LOSSLESS)
+    image_names, map_names = inner.sub(images).tree(EXTENSIONS), inner.sub(labels).tree(LOSSLESS)
     naming = match_names(image_names, map_names)
     return None if naming is None else _Place(root, images, labels, naming)
 

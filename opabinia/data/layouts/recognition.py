@@ -15,7 +15,7 @@ from opabinia.data.layouts.class_folders import read_class_folders, read_video_f
 from opabinia.data.layouts.coco_files import read_coco
 from opabinia.data.layouts.folder import DoubtfulLayout, Folder, UnreadableLayout, listed
 from opabinia.data.layouts.identities import read_named_identities
-from opabinia.data.layouts.images import read_images, unread_annotations
+from opabinia.data.layouts.images import like_maps, read_images, unread_annotations
 from opabinia.data.layouts.layout import TASK_NAMES, Layout, TaskName
 from opabinia.data.layouts.lists import read_lists
 from opabinia.data.layouts.maps import read_map_list, read_maps
@@ -46,6 +46,8 @@ that of unlabeled images at last."""
 _ARCHIVES = (".zip", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".7z", ".rar", ".gz")
 _FILES = (".yaml", ".yml", ".json", ".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".xml", ".txt")
 _MAX_DEPTH = 3
+_COUNTED = 10_000
+"""Files that are counted to see whether images are most of them."""
 
 
 def recognize(root: str | Path, *, task: TaskName | None = None, layout: str | None = None) -> Layout:
@@ -76,16 +78,32 @@ def recognize(root: str | Path, *, task: TaskName | None = None, layout: str | N
             readings, broken = _read(inner, task, layout)
         if not _fitting(readings, task, layout) and (not broken or task or layout):
             readings += read_images(folder)
-            unread = unread_annotations(folder) if readings and task is None and layout is None else []
-            if unread:
-                found = f"{readings[0].description}, and the layout of {listed(unread, 3)} is not recognized"
-                without = f"without labels: {folder.command('--task', 'selfsup')}"
-                raise _error(folder, found, *nearest_layouts([*unread, *folder.tree(limit=1000)]), without)
+            if readings and task is None and layout is None:
+                _check_unlabeled(folder, readings[0])
         return _choose(folder, readings, broken, task, layout)
     except UnreadableLayout as error:
         raise _error(folder, str(error)) from error
     except OSError as error:
         raise _error(folder, _reason(error)) from error
+
+
+def _check_unlabeled(folder: Folder, reading: Layout) -> None:
+    """Raise ConfigError if there may be labels of images that were recognized without."""
+    without = f"without labels: {folder.command('--task', 'selfsup')}"
+    unread = unread_annotations(folder)
+    files = folder.tree(("",), _COUNTED)
+    count = sum(name.lower().endswith(IMAGES) for name in files)
+    if count < len(files) / 2 and not unread:
+        found = f"{reading.description} among {len(files)} files, in no layout that is recognized"
+        raise _error(folder, found, *nearest_layouts(files), without)
+    if unread:
+        found = f"{reading.description}, and the layout of {listed(unread, 3)} is not recognized"
+        raise _error(folder, found, *nearest_layouts([*unread, *folder.tree(limit=1000)]), without)
+    maps = like_maps(folder)
+    if maps:
+        found = f"{reading.description}, of which many have few values, as segmentation maps have: {listed(maps, 3)}"
+        pairs = "maps are read if they are in a second folder, or have names that begin as those of images"
+        raise _error(folder, found, f"{pairs}: images/1.jpg and masks/1.png, or 1.jpg and 1_mask.png", without)
 
 
 def _reason(error: OSError) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 from opabinia.data.decoding.images import EXTENSIONS
 from opabinia.data.layouts.folder import SPLITS, Folder, UnreadableLayout, listed, split_in
 from opabinia.data.layouts.layout import Layout
+from opabinia.data.layouts.pairing import above, check_alone, images_of, several, split_of_path
 from opabinia.data.layouts.readings import check_training, convert, make_layout, with_alternatives, with_masks
 from opabinia.data.sources.list_files import read_lines
 from opabinia.data.sources.yolo import label_file, read_data_yaml
@@ -32,7 +33,13 @@ def read_yolo(folder: Folder) -> Iterator[Layout]:
     files = [name for name in folder.named(".yaml", ".yml") if _is_data_yaml(folder, name)]
     for file in files:
         yield from _read_yaml(folder, file, "yolo" if len(files) == 1 else f"yolo_{os.path.splitext(file)[0]}")
-    if not files:
+    if files or folder.only is not None:
+        return
+    below = [folder.sub(place) for place in folder.places((".yaml", ".yml")) if place]
+    below = [inner for inner in below if any(_is_data_yaml(inner, name) for name in inner.named(".yaml", ".yml"))]
+    if len(below) == 1 and below[0].holds():
+        yield from read_yolo(below[0])
+    elif not below:
         yield from _read_folders(folder)
 
 
@@ -126,17 +133,30 @@ def _shapes(layout: Layout, lines: Sequence[str]) -> Iterator[Layout]:
 
 def _read_folders(folder: Folder) -> Iterator[Layout]:
     """Yield the reading of images with label files, in the folders ``images`` and ``labels``, or beside each other."""
-    places = _image_folders(folder)
-    lines = _sample_lines(folder, places["train"] if "train" in places else next(iter(places.values()), ""))
-    if not places or not lines or not all(_LINE.fullmatch(line) for line in lines):
+    places, labels = _image_folders(folder), dict[str, str]()
+    if not places:
+        places, labels = _paired_folders(folder)
+    if not places:
+        return
+    first = "train" if "train" in places else next(iter(places))
+    if labels:
+        inner = folder.sub(labels[first])
+        lines = [line for name in inner.named(".txt")[:_SAMPLED] for line in _lines(str(inner.path / name))]
+        lines = [line for line in lines if _LINE.fullmatch(line)]  # there may be a file with names of classes
+    else:
+        lines = _sample_lines(folder, places[first])
+    if not lines or not all(_LINE.fullmatch(line) for line in lines):
         return
     check_training(folder, {split: {} for split in places}, "expected a folder train")
-    names, note = _class_names(folder, list(places.values()))
+    names, note = _class_names(folder, list(places.values()), list(labels.values()))
     sections = {
         split: {"name": "yolo", "data": folder.at(place), "root": folder.text, "names": names}
+        | ({"labels": labels[split]} if labels else {})
         for split, place in places.items()
     }
-    used = [*(place.partition("/")[0] for place in places.values()), "images", "labels", *folder.splits.values()]
+    used = [place.partition("/")[0] for place in [*places.values(), *labels.values()]]
+    check_alone(folder, used)
+    used += ["images", "labels", *folder.splits.values()]
     layout = make_layout(
         "yolo",
         "detection",
@@ -166,7 +186,33 @@ def _image_folders(folder: Folder) -> dict[str, str]:
     return {split: place for split, place in found.items() if _sample_lines(folder, place)}
 
 
-def _class_names(folder: Folder, places: Sequence[str]) -> tuple[list[str], list[str]]:
+def _paired_folders(folder: Folder) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the folder of images of each split, and of its label files, for any names of folders.
+
+    Raises:
+        UnreadableLayout: there are several, and their names do not say which split each is.
+    """
+    found: dict[str, tuple[str, str]] = {}
+    labels = [place for place in folder.places((".txt",)) if _holds_labels(folder.sub(place))]
+    for place in labels:
+        images = images_of(folder, place, ".txt", above(place))
+        if images is None:
+            continue
+        split = split_of_path(place) or split_of_path(images) or "train"
+        if split in found:
+            raise several(folder, [images, found[split][0]])
+        found[split] = images, place
+    return {split: pair[0] for split, pair in found.items()}, {split: pair[1] for split, pair in found.items()}
+
+
+def _holds_labels(folder: Folder) -> bool:
+    """Return whether the first text files have lines of YOLO's format."""
+    names = [name for name in folder.named(".txt") if name.lower() not in _CLASS_FILES]
+    lines = [line for name in names[:20] for line in _lines(str(folder.path / name))[:20]]
+    return bool(lines) and all(_LINE.fullmatch(line) for line in lines)
+
+
+def _class_names(folder: Folder, places: Sequence[str], labels: Sequence[str] = ()) -> tuple[list[str], list[str]]:
     """Return the names of the classes, and a remark if no file has them.
 
     Raises:
@@ -175,7 +221,7 @@ def _class_names(folder: Folder, places: Sequence[str]) -> tuple[list[str], list
     near = [
         f"{place.rpartition('/')[0]}/{name}".lstrip("/") for place in places for name in ("classes.txt", "obj.names")
     ]
-    inside = [f"{place}/classes.txt".lstrip("/") for place in places]
+    inside = [f"{place}/classes.txt".lstrip("/") for place in [*places, *labels]]
     of_labels = [f"{place.replace('images', 'labels', 1)}/classes.txt" for place in places]
     file = next((name for name in [*_CLASS_FILES, *near, *inside, *of_labels] if folder.has(name)), None)
     if file is not None:
@@ -183,11 +229,14 @@ def _class_names(folder: Folder, places: Sequence[str]) -> tuple[list[str], list
             return [line for _, line in read_lines(folder.path / file)], []
         except ValueError as error:
             raise UnreadableLayout(str(error)) from error
-    largest = 0
-    for place in places:
-        for image in Folder(folder.path / place, place).tree(EXTENSIONS, _READ):
-            lines = _lines(_label_path(folder, place, image))
-            largest = max([largest, *(int(line.split()[0]) for line in lines if _LINE.fullmatch(line))])
+    files = [
+        _label_path(folder, place, image)
+        for place in ([] if labels else places)
+        for image in Folder(folder.path / place, place).tree(EXTENSIONS, _READ)
+    ]
+    files += [str(folder.path / place / name) for place in labels for name in folder.sub(place).named(".txt")[:_READ]]
+    numbers = (line.split()[0] for file in files for line in _lines(file) if _LINE.fullmatch(line))
+    largest = max(map(int, numbers), default=0)
     note = f"no file has the names of the classes; classes.txt in {folder.text} would, with a name per line"
     return [f"class_{number}" for number in range(largest + 1)], [note]
 

@@ -65,6 +65,8 @@ def rotate(polygon: Polygon, degrees: float) -> Polygon:
 def labelme(
     *,
     root: InputPath,
+    annotations: str = "",
+    images: str = "",
     masks: bool = False,
     classes: list[str] | None = None,
     empty: Empty = "keep",
@@ -78,6 +80,8 @@ def labelme(
 
     Args:
         root: the folder with the JSON files; images are where their ``imagePath`` leads, or next to them.
+        annotations: the folder below the root with the JSON files, if they are not in all of it.
+        images: the folder below the root in which images are searched, if they are not next to the JSON files.
         masks: instance masks from the shapes; otherwise only their bounding boxes.
         classes: names of the labels to use, in the order of the classes, other shapes are dropped; all that occur,
             sorted, when not given.
@@ -90,15 +94,15 @@ def labelme(
         ValueError: there are no JSON files, or there are errors that ``broken`` does not allow.
     """
     root = existing_folder(root, "root is the folder that holds the JSON files")
-    files = find_files(root, "", [".json"])
+    files = find_files(root, annotations, [".json"])
     if not files:
-        raise ValueError(f"{root} has no JSON files")
+        raise ValueError(f"{root / annotations} has no JSON files")
     if classes is not None:
         pick_classes(root, classes, None)
     listing = DetectionListing(file=root, root=root, classes=classes or (), masks=masks, noun="object")
     seen: set[bytes] = set()
     for file in map(os.fsdecode, files):
-        content = _read_labelme(root, file, listing.errors)
+        content = _read_labelme(root, file, images, listing.errors)
         if content is None:
             continue
         name, size, objects = content
@@ -114,7 +118,7 @@ def labelme(
 
 
 def _read_labelme(
-    root: Path, name: str, errors: ErrorCollector
+    root: Path, name: str, images: str, errors: ErrorCollector
 ) -> tuple[bytes, tuple[int, int], dict[tuple[str, str], list[Polygon]]] | None:
     """Return the path of the image below the root, its height and width (0 if not given), and the polygons of each
     object, by label and group. Shapes without area are errors, as is a file that cannot be read (None)."""
@@ -122,7 +126,7 @@ def _read_labelme(
     where = ""
     try:
         content = parse_json((root / name).read_bytes(), "it")
-        image = _find_image(root, name, text(content["imagePath"]))
+        image = _find_image(root, name, images, text(content["imagePath"]))
         sides = content.get("imageHeight") or 0, content.get("imageWidth") or 0
         size = image_size(*sides) if all(sides) else (0, 0)
         for number, shape in enumerate(content["shapes"], 1):
@@ -145,11 +149,16 @@ def _read_labelme(
     return image, size, objects
 
 
-def _find_image(root: Path, name: str, image_path: str) -> bytes:
-    """Return the path below the root of an image: ``image_path`` seen from the JSON file, or an image of its name."""
-    folder = os.path.dirname(name)
-    paths = [os.path.normpath(os.path.join(folder, image_path.replace("\\", "/")))]
-    paths += [os.path.splitext(name)[0] + extension for extension in EXTENSIONS]
+def _find_image(root: Path, name: str, images: str, image_path: str) -> bytes:
+    """Return the path below the root of an image: ``image_path`` seen from the JSON file, or an image of its name there
+    or in the folder ``images``."""
+    folder, image_path = os.path.dirname(name), image_path.replace("\\", "/")
+    paths = [os.path.normpath(os.path.join(folder, image_path))]
+    stems = [os.path.splitext(name)[0]]
+    if images:
+        paths.append(os.path.join(images, os.path.basename(image_path)))
+        stems.append(os.path.join(images, os.path.basename(stems[0])))
+    paths += [stem + extension for stem in stems for extension in EXTENSIONS]
     names = [os.fsencode(path) for path in paths]
     return next((path for path in names if os.path.exists(os.path.join(os.fsencode(root), path))), names[0])
 

@@ -37,6 +37,7 @@ def yolo(
     split: str = "train",
     root: InputPath | None = None,
     names: list[str] | None = None,
+    labels: str | None = None,
     masks: bool = False,
     oriented: bool = False,
     classes: list[str] | None = None,
@@ -56,6 +57,9 @@ def yolo(
         split: key of ``data.yaml`` to use: ``train``, ``val``, ``test``.
         root: the folder that its paths are relative to; its ``path``, or else its own folder, when not given.
         names: names of the classes in the order of their numbers, for a dataset without a ``data.yaml``.
+        labels: the folder below the root with the text files, which are in the same subfolders there as the images are
+            in ``data``; for a dataset without a ``data.yaml``. When not given, ``labels`` in place of ``images``, or
+            beside the images.
         masks: read polygons; every line must have one.
         oriented: oriented boxes (Ultralytics' OBB): the rectangles of minimum area around the polygons; without
             ``masks``.
@@ -82,7 +86,7 @@ def yolo(
         raise ValueError(f"{data}: nc is {shortened(content['nc'])}, but {len(class_names)} classes have names")
     class_numbers = list(class_names)
     chosen = [class_numbers[index] for index in pick_classes(data, list(class_names.values()), classes)]
-    labels = dict.fromkeys(class_names, -1) | {number: label for label, number in enumerate(chosen)}
+    label_of = dict.fromkeys(class_names, -1) | {number: label for label, number in enumerate(chosen)}
     listing = DetectionListing(
         file=data,
         root=root,
@@ -95,7 +99,8 @@ def yolo(
     )
     for name in _list_images(data, content, split, root, listing.errors):
         listing.add_image(name)
-    _add_objects(listing, labels)
+    images = None if names is None else os.path.relpath(data, root)
+    _add_objects(listing, _label_files(listing.names, images, labels), label_of)
     return build_source(listing, broken=broken, empty=empty, channels=channels)
 
 
@@ -219,9 +224,9 @@ class _Line(NamedTuple):
     polygon: Sequence[float]
 
 
-def _add_objects(listing: DetectionListing, labels: Mapping[int, int]) -> None:
-    """Add the objects of all images; ``labels`` has the label of each class number, -1 of those that are not used."""
-    files = [label_file(name) for name in listing.names]
+def _add_objects(listing: DetectionListing, files: Sequence[bytes], labels: Mapping[int, int]) -> None:
+    """Add the objects in the label files of all images; ``labels`` has the label of each class number, -1 of those that
+    are not used."""
     exist = files_exist(listing.root, files)
     if files and not exist.any():
         expected = os.fsdecode(files[0])
@@ -244,6 +249,25 @@ def _add_objects(listing: DetectionListing, labels: Mapping[int, int]) -> None:
                     (np.reshape(part, (-1, 2)) * size).ravel().tolist() for part in (line.box, line.polygon)
                 )
                 listing.add(image, number, labels[int(line.number)], box, polygons=[polygon])
+
+
+def _label_files(names: Sequence[bytes], images: str | None, labels: str | None) -> list[bytes]:
+    """Return the label file of each image.
+
+    Args:
+        names: paths of images below the root.
+        images: the folder that they are in; None with a ``data.yaml``.
+        labels: the folder of the label files in its place; None: see :func:`label_file`.
+
+    Raises:
+        ValueError: there is a folder of label files, and a ``data.yaml``.
+    """
+    if labels is None:
+        return [label_file(name) for name in names]
+    if images is None:
+        raise ValueError("labels: the label files of a data.yaml are in labels beside images; labels goes with names")
+    paths = (os.path.join(labels, os.path.relpath(os.fsdecode(name), images)) for name in names)
+    return [os.fsencode(f"{os.path.splitext(path)[0]}.txt") for path in paths]
 
 
 def label_file(name: bytes) -> bytes:

@@ -395,6 +395,72 @@ DETECTION = [
         given={"task": "segmentation"},
         classes=["background", "cat", "dög"],
     ),
+    Case(
+        "Pascal VOC in folders with any names",
+        steps(images("pics/{1..2}.jpg"), *(text(f"annots/{number}.xml", voc_xml("a")) for number in (1, 2))),
+        *("voc", "detection", 2),
+        classes=["a"],
+        notes=["no folder ImageSets/Main"],
+    ),
+    Case(
+        "Pascal VOC with splits in folders of both",
+        steps(
+            images("pics/{train,val}/{1..2}.jpg"),
+            *(text(f"boxes/{split}/{number}.xml", voc_xml()) for split in ("train", "val") for number in (1, 2)),
+        ),
+        *("voc", "detection", 2, 2),
+        classes=["cat"],
+    ),
+    Case(
+        "Pascal VOC with a folder for each class",
+        steps(
+            images("Images/{a,b}/{1..2}.jpg"),
+            *(text(f"Annotation/{name}/{number}.xml", voc_xml(name)) for name in ("a", "b") for number in (1, 2)),
+        ),
+        *("voc", "detection", 4),
+        classes=["a", "b"],
+    ),
+    Case(
+        "COCO in a folder with any name",
+        steps(images("some/pics/{1..2}.jpg"), content("other/deep/my.json", coco(TWO)), text("other/a.json", "[1]")),
+        *("coco", "detection", 2),
+    ),
+    Case(
+        "YOLO in folders with any names",
+        steps(lambda make: yolo(make, ("pics", "boxes")), text("boxes/classes.txt", "a\nb\n")),
+        *("yolo", "detection", 2),
+        classes=["a", "b"],
+    ),
+    Case(
+        "YOLO with splits in folders with any names",
+        lambda make: yolo(make, ("train/pics", "train/boxes"), ("val/pics", "val/boxes")),
+        *("yolo", "detection", 2, 2),
+        classes=["class_0"],
+    ),
+    Case(
+        "data.yaml two folders down",
+        steps(
+            images("docs/logo.png"),
+            lambda make: yolo(make, ("a/b/images/train", "a/b/labels/train"), ("a/b/images/val", "a/b/labels/val")),
+            text("a/b/data.yaml", YAML),
+        ),
+        *("yolo", "detection", 2, 2),
+        classes=["cat", "dog"],
+    ),
+    Case(
+        "LabelMe in a second folder",
+        steps(
+            images("pics/{1..2}.jpg"),
+            *(content(f"shapes/{number}.json", labelme_json(f"{number}.jpg")) for number in (1, 2)),
+            content("about.json", {}),
+        ),
+        *("labelme", "detection", 2),
+    ),
+    Case(
+        "CVAT in a folder with any name",
+        steps(images("pics/{1..2}.jpg"), text("shapes/mine.xml", cvat_xml(TWO))),
+        *("cvat", "detection", 2),
+    ),
     Case("CVAT", steps(images("images/{1..2}.jpg"), text("annotations.xml", cvat_xml(TWO))), "cvat", "detection", 2),
     Case(
         "CVAT with splits",
@@ -458,6 +524,35 @@ SEGMENTATION = [
         "folders of maps beside folders of splits",
         steps(images("{train,val}/{1..2}.jpg"), maps("{train,val}_masks/{1..2}_mask.png")),
         *("maps", "segmentation", 2, 2),
+    ),
+    Case(
+        "folders of maps whose names end with annot",
+        steps(
+            images("{train,val,test}/{1..2}.png"),
+            maps("{train,val,test}annot/{1..2}.png"),
+            text("train.txt", "/other/train/1.png /other/trainannot/1.png\n"),
+        ),
+        *("maps", "segmentation", 2, 2, 2),
+    ),
+    Case(
+        "folders of images and maps of splits, beside other folders of images",
+        steps(
+            images("docs/{a,b}.png"),
+            maps("data/images_prepped_{train,test}/{1..2}.png", values=tuple(range(64))),
+            maps("data/annotations_prepped_{train,test}/{1..2}.png"),
+        ),
+        *("maps", "segmentation", 2, None, 2),
+    ),
+    Case(
+        "maps with one end beside images",
+        steps(images("{1..9}.jpg"), maps("{1..9}_L.png")),
+        *("maps", "segmentation", 9),
+    ),
+    Case(
+        "three folders with any names",
+        steps(images("a/{1..4}.jpg", "c/{5..6}.jpg"), maps("b/{1..4}.png")),
+        *("maps", "segmentation", 4),
+        notes=["not read: c/"],
     ),
     Case(
         "maps with other ends beside images",
@@ -721,6 +816,26 @@ AMBIGUOUS = [
         "a list with two columns of labels",
         steps(images("{1..4}.jpg"), text("a.csv", "path,color,shape\n1.jpg,a,x\n2.jpg,b,x\n3.jpg,a,y\n4.jpg,b,y\n")),
         ["a.csv", "color, shape", "call one of them label"],
+    ),
+    Wrong(
+        "folders of images in those that may be classes",
+        images("Dataset/{0..3}/{1..2}.jpg", "Examples/{1..3}.jpg"),
+        ["Dataset holds folders of images, 0, 1, 2", "opabinia train", "Dataset", "--task classification"],
+    ),
+    Wrong(
+        "images and maps of other names",
+        steps(images("x{1..4}.jpg"), maps("y{5..8}.png")),
+        ["8 images without labels, of which many have few values", "y5.png", "--task selfsup"],
+    ),
+    Wrong(
+        "a list of images with something else",
+        steps(images("{1..4}.jpg"), text("all.txt", "1.jpg 3 cats\n2.jpg no dog\n")),
+        ["4 images without labels", "all.txt is not recognized", "--task selfsup"],
+    ),
+    Wrong(
+        "a few images among other files",
+        steps(images("{1..2}.png"), *(text(f"{name}.py", "") for name in "abc")),
+        ["2 images without labels among 5 files", "--task selfsup"],
     ),
     Wrong(
         "a list and class folders",

@@ -1,0 +1,76 @@
+"""Finding the images of annotation files by the names of both."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from opabinia.data.decoding.images import EXTENSIONS
+from opabinia.data.layouts.folder import Folder, UnreadableLayout, split_in
+
+PARTS = (
+    *("images", "image", "imgs", "img", "jpegimages", "labels", "label", "masks", "mask", "annotations", "annotation"),
+    *("maps", "labeltxt", "annfiles", "gt", "leftimg8bit", "gtfine", "gtcoarse", "imagesets", "unlabeled", "frames"),
+)
+"""Names of folders that are no classes, in lower case."""
+
+_USUAL = ("jpegimages", "images", "image", "imgs", "img", "photos")
+"""Names of folders of images beside those of annotations, in lower case; the first that there is counts."""
+
+_SAMPLED = 100
+
+
+def above(place: str) -> str:
+    """Return the folder that a folder is in."""
+    return place.rpartition("/")[0]
+
+
+def split_of_path(path: str) -> str | None:
+    """Return the split that a part of a path stands for, the last one that does."""
+    return next((split for part in reversed(path.split("/")) if (split := split_in(part))), None)
+
+
+def is_dataset(folder: Folder) -> bool:
+    """Return whether a folder is no class, since it has folders of splits, or of images and annotations."""
+    parts = [name for name in folder.folders if name.lower() in PARTS]
+    return len(folder.splits) > 1 or len(parts) > 1
+
+
+def several(folder: Folder, places: Sequence[str]) -> UnreadableLayout:
+    """Return the error for folders of data that are no splits."""
+    first = folder.at(max(places, key=len))
+    return UnreadableLayout(
+        f"{folder.text} holds several folders of data, and their names do not say which split each is; give one of "
+        f"them, such as {first}"
+    )
+
+
+def check_alone(folder: Folder, used: Sequence[str]) -> None:
+    """Raise UnreadableLayout if there are other folders of data beside those that are used."""
+    others = [name for name in folder.folders[:50] if name not in used and is_dataset(folder.sub(name))]
+    others = [name for name in others if folder.sub(name).holds()]
+    if others:
+        raise several(folder, others)
+
+
+def images_of(folder: Folder, place: str, suffix: str, base: str) -> str | None:
+    """Return the folder of the images of annotation files: most of these have an image of the same name there.
+
+    Args:
+        folder: that all others are below.
+        place: the folder of the annotation files.
+        suffix: of their names.
+        base: a folder in which usual names of folders of images count first.
+    """
+    files = folder.sub(place).named(suffix)
+    stems = {os.path.splitext(name)[0] for name in files[:: max(1, len(files) // _SAMPLED)]}
+
+    def count(images: str) -> int:
+        return len(stems & {os.path.splitext(name)[0] for name in folder.sub(images).named(*EXTENSIONS)})
+
+    split, usual = split_of_path(place), folder.sub(base).find(*_USUAL)
+    others = sorted(folder.places(), key=lambda name: (split_of_path(name) != split, not name.startswith(base)))
+    first = [f"{base}/{usual}".lstrip("/")] if usual else []
+    counts = {images: count(images) for images in dict.fromkeys([place, *first, *others])}
+    best = max(counts, key=lambda images: counts[images])
+    return best if counts[best] else None
