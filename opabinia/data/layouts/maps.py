@@ -76,7 +76,8 @@ def read_maps(folder: Folder) -> Iterator[Layout]:
     found = read_values(paths)
     train = places["train"]
     where = folder.sub(train.root).at(train.labels)
-    given = find_class_names(folder, [name for place in places.values() for name in (place.root, place.labels)])
+    below = [name for place in places.values() for name in (place.root, f"{place.root}/{place.labels}".strip("/"))]
+    given = find_class_names(folder, below)
     options, notes = class_options(where, found, given)
     sections = {split: place.section(folder) | options for split, place in places.items()}
     lists, remarks = ({}, []) if len(places) > 1 else _lists(folder, train)

@@ -492,6 +492,13 @@ SEGMENTATION = [
         classes=["a", "b", "c"],
     ),
     Case(
+        "maps in splits without names of classes",
+        steps(images("{train,val}/images/{1..2}.jpg"), maps("{train,val}/labels/{1..2}.png")),
+        *("maps", "segmentation", 2, 2),
+        classes=["class_0", "class_1", "class_2"],
+        notes=["classes.txt"],
+    ),
+    Case(
         "splits in folders of images and maps",
         steps(images("images/{training,validation}/{1..2}.jpg"), maps("annotations/{training,validation}/{1..2}.png")),
         *("maps", "segmentation", 2, 2),
