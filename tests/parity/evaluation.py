@@ -1,4 +1,4 @@
-"""Evaluation: detections, segmentation, retrieval and classification."""
+"""Evaluation: detections, tracks, segmentation, retrieval and classification."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from opabinia.evaluation.retrieval.query_expansion import expand_features
 from opabinia.evaluation.retrieval.rerank import k_reciprocal
 from opabinia.evaluation.segmentation.panoptic import Panoptic
 from opabinia.evaluation.segmentation.semantic import Semantic
+from opabinia.evaluation.tracking.scores import evaluate_tracks
 from tests.evaluation import (
     test_coco,
     test_confusion,
@@ -28,6 +29,7 @@ from tests.evaluation import (
     test_retrieval,
     test_segmentation,
     test_verification,
+    track_scenes,
 )
 from tests.evaluation.scenes import DATASET_INFO, make_scene, state_after
 from tests.parity.comparisons import SHARED, compare, largest
@@ -87,6 +89,24 @@ def polygons() -> Iterator[float]:
         runs = 0.0 if compress_rle(annotation["segmentation"], size) == expected else float("inf")
         mask = decode_rle(annotation["segmentation"], size).astype(int)
         yield runs + float(np.abs(mask - coco.annToMask(annotation).astype(int)).sum())
+
+
+# --- tracking ---------------------------------------------------------------------------------------------------------
+
+
+@compare(
+    "TrackEval",
+    "HOTA, CLEAR and identity metrics of each class and of both averages: ties, empty frames, rules of MOT17 and KITTI",
+    tolerance=1e-9,
+    needs=["trackeval"],
+    slow=True,
+)
+def trackeval_scores() -> Iterator[float]:
+    for case in (*track_scenes.hand_made_cases(), *map(track_scenes.random_case, range(486))):
+        expected = track_scenes.trackeval_scores(case)
+        actual = evaluate_tracks(case.truths, case.tracks, case.classes)
+        rows = [{name: value for name, value in row.items() if name != "class"} for row in actual["per_class"]]
+        yield largest({name: (actual | {"per_class": rows})[name] for name in expected}, expected)
 
 
 # --- segmentation -----------------------------------------------------------------------------------------------------
