@@ -109,10 +109,10 @@ def write_recipe(
     from opabinia.runtime.signals import Stopped
     from opabinia.training.autoconfig.plan import check_task
     from opabinia.training.autoconfig.plan import plan as plan_recipe
-    from opabinia.training.autoconfig.situation import other_machine, this_machine
+    from opabinia.training.autoconfig.situation import device_of, other_machine, this_machine
 
     chosen = check_task(task, "command line: --task")
-    machine = this_machine(ranks) if memory is None else other_machine(gpus or 1, memory)
+    machine = other_machine(gpus or 1, memory) if memory is not None else this_machine(ranks, device_of(overrides))
     try:
         with logging_to(None):
             plan_recipe(

@@ -14,7 +14,7 @@ from opabinia.inference.predictor import Predictor
 from opabinia.runtime.durations import parse_seconds
 from opabinia.runtime.log import logging_to
 from opabinia.training.autoconfig.plan import check_task, plan, save_profile
-from opabinia.training.autoconfig.situation import this_machine
+from opabinia.training.autoconfig.situation import device_of, this_machine
 from opabinia.training.launch import run_folder_of, train
 
 
@@ -82,10 +82,11 @@ def fit(
     check_run_name(name)
     recipe = plan_file(str(data), Path(out), name)
     check_not_overwritten(run_folder_of(recipe, Path(out), name))
+    machine = this_machine(device=device_of(overrides))
     with logging_to(None):
         plan(
             str(data), recipe,
-            budget=seconds, machine=this_machine(), task=check_task(task, "task"), layout=layout, overrides=overrides,
+            budget=seconds, machine=machine, task=check_task(task, "task"), layout=layout, overrides=overrides,
             search=search,
         )  # fmt: skip
     folder, scores = train(recipe, overrides, out=out, name=name)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
+from opabinia.config import compose
 from opabinia.data.layouts.layout import TaskName
 from opabinia.data.profile import DatasetProfile
 from opabinia.runtime.resources import available_memory, cores
@@ -43,22 +45,34 @@ class Machine:
         return max(1, self.gpus)
 
 
-def this_machine(ranks: int | None = 1) -> Machine:
+def this_machine(ranks: int | None = 1, device: str = "auto") -> Machine:
     """Return the machine of this process.
 
     Args:
         ranks: number of processes that will train on it; None: one for each GPU.
+        device: the device that they will use, as in ``train.device``.
     """
     import torch  # for few commands
 
-    if torch.cuda.is_available():
+    if torch.cuda.is_available() and device not in ("cpu", "mps"):
         ranks = ranks or torch.cuda.device_count()
         properties = torch.cuda.get_device_properties(0)
         name = f"{ranks} x {properties.name}"
         return Machine(device="cuda", gpus=ranks, memory=properties.total_memory, cores=cores(), name=name)
-    if torch.backends.mps.is_available():
+    if torch.backends.mps.is_available() and device != "cpu":
         return Machine(device="mps", gpus=1, memory=available_memory(), cores=cores(), name="Apple's GPU")
     return Machine(device="cpu", memory=available_memory(), cores=cores(), name=f"{cores()} CPU cores")
+
+
+def device_of(overrides: Sequence[str]) -> str:
+    """Return the device that overrides of a recipe choose for the run; without one ``auto``.
+
+    A wrong one is reported with the other mistakes of the config.
+    """
+    words = [word for word in overrides if word.removeprefix("--").partition("=")[0].strip() in ("train", "train.device")]
+    plain: Any = compose({}, words).root.plain()
+    train = plain.get("train") or {}
+    return str(train.get("device", "auto")) if isinstance(train, dict) else "auto"
 
 
 def other_machine(gpus: int, memory: int) -> Machine:
