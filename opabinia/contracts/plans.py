@@ -63,6 +63,9 @@ class Plan(Protocol):
 
     def global_batch(self, step: int) -> GlobalBatch: ...
 
+    def with_length(self, steps: int) -> Plan:
+        """Return the same batches for a run of another number of steps."""
+
     def epoch_start(self, epoch: int) -> int:
         """Return the step of the first batch of ``epoch``, for 0 to ``epochs``. The end of the last epoch may be beyond
         ``total_steps`` if the run ends within it."""

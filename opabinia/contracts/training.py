@@ -114,6 +114,8 @@ class Run:
         scores: the newest scores by name (``val/top1``).
         stop: set it to end the run after this step, with a checkpoint; the first reason is kept. It is a request until
             all processes have agreed on it at the end of the step or the evaluation; one process alone may set it.
+        ends_at: set it to end the run at an earlier step than planned, with schedules that end there. One process alone
+            may set it; all have agreed on it at the end of the step. It is saved with the checkpoint.
         models: every model that is evaluated: ``task``, and an average of its weights if there is one.
         batches: reads batches of this process again, on its device: ``batches(name, count)`` gives ``count`` batches,
             over all processes, of ``train`` or a validation set. Empty in an evaluation-only run.
@@ -133,6 +135,7 @@ class Run:
     evaluate: Callable[[Callable[[str], bool]], dict[str, float]] = lambda selects: {}
     scores: dict[str, float] = field(default_factory=dict)
     stop: Stop | None = None
+    ends_at: int | None = None
     models: Sequence[Task] = ()
     batches: Callable[[str, int], Iterable[Batch]] = lambda name, count: ()
     available_scores: Mapping[str, str] = field(default_factory=dict)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from opabinia.contracts import Evaluator, Hook, Phase, Run
+from opabinia.contracts import Clock, Evaluator, Hook, Phase, Run
 from opabinia.engine.checkpointing.manager import list_checkpoints, load_latest_checkpoint, read_pointer
 from opabinia.engine.hooks.save_best import SaveBest
 from opabinia.engine.hooks.save_checkpoint import SaveCheckpoint
@@ -187,6 +187,48 @@ def test_a_final_time_limit_completes_the_run_with_an_evaluation(tmp_path: Path,
     evaluated = [line["step"] for line in lines(tmp_path) if any(name.startswith("val") for name in line)]
     assert (trainer.stopped, trainer._run.clock.step, evaluated) == (None, 3, [3])
     assert (tmp_path / "checkpoints/best").read_text() == "step-00000003\n"
+
+
+def slower_run(folder: Path, now: list[float], **options: Any) -> Setup:
+    """A run of 20 steps of an hour, with time for 12."""
+    limit = TimeLimit(max_time=Duration.parse("12h", ("h",)), shorten=True)
+    return Setup(folder, length="20it", user={"tick": Ticks(now), "limit": limit}, schedule=linear, **options)
+
+
+def linear(clock: Clock) -> float:
+    return 1 - clock.progress
+
+
+def test_a_run_that_would_end_too_late_is_shortened_with_its_schedule(tmp_path: Path, now: list[float]) -> None:
+    trainer = slower_run(tmp_path, now, log_every=1).trainer()
+    trainer.run()
+    rates = [line["lr"] / 0.05 for line in lines(tmp_path) if "lr" in line]
+    # After 5 steps there is time for 7 more, of which 0.9 are used: 5 + 6 steps.
+    assert rates == pytest.approx([1 - step / 20 for step in range(5)] + [1 - step / 11 for step in range(5, 11)])
+    assert (trainer.stopped, trainer._run.clock.step) == (None, 11)
+    assert [line["step"] for line in lines(tmp_path) if "val/top1" in line][-1] == 11
+
+
+@pytest.mark.parametrize("stop", [3, 5, 7, 11])
+def test_a_shortened_run_is_resumed_exactly(tmp_path: Path, now: list[float], stop: int) -> None:
+    whole = slower_run(tmp_path / "whole", now).trainer()
+    whole.run()
+    trainer = slower_run(tmp_path / "parts", now).trainer()
+    trainer.interrupted = lambda: "stop" if trainer._run.clock.step == stop else None
+    trainer.run()
+    resumed = slower_run(tmp_path / "parts", now).trainer(resume=True)
+    resumed._run.start_time -= 3600 * stop  # the same time is left
+    resumed.run()
+    assert (resumed.stopped, resumed._run.clock.step) == (None, 11)
+    assert lines(tmp_path / "parts") == lines(tmp_path / "whole")
+    assert same_tensors(weights(resumed), weights(whole))
+
+
+def test_another_length_in_the_config_replaces_a_shortened_one(tmp_path: Path, now: list[float]) -> None:
+    slower_run(tmp_path, now).trainer().run()
+    longer = Setup(tmp_path, length="24it").trainer(resume=True)
+    longer.run()
+    assert longer._run.clock.step == 24
 
 
 # --- lines ------------------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 
@@ -62,6 +62,10 @@ class ConstantPlan:
     def epochs(self) -> int:
         """Number of epochs in the run; the last may be incomplete."""
         return -(-self.total_steps // self.steps_per_epoch)
+
+    def with_length(self, steps: int) -> ConstantPlan:
+        """Return the same batches for a run of another number of steps."""
+        return replace(self, length=Duration(steps, "it"))
 
     def global_batch(self, step: int) -> GlobalBatch:
         """Return the global batch of ``step`` (0 to total_steps - 1).
@@ -187,6 +191,10 @@ class StagedPlan:
         sizes = self._sizes[number]
         cycles, within = divmod(batch, len(sizes) - 1)
         return min(self.samples, cycles * sizes[-1] + sizes[within])
+
+    def with_length(self, steps: int) -> StagedPlan:
+        """Return the same batches for a run of another number of steps."""
+        return replace(self, length=Duration(steps, "it"))
 
     def global_batch(self, step: int) -> GlobalBatch:
         """Return the global batch of ``step`` (0 to total_steps - 1).

@@ -117,6 +117,7 @@ class _State(TypedDict):
     optimizer_kind: str
     train_step: dict[str, Any]
     left_out: NotRequired[list[Counter]]
+    planned_steps: NotRequired[Counter]
 
 
 class RunState(_State):

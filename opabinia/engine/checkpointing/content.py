@@ -70,7 +70,7 @@ def take_snapshot(
         "due": list(hooks.active) if hooks.active else None,
         "scores": to_json_numbers(run.scores),
         "journal": run.metrics_log.state_dict(),
-        "total_steps": run.clock.total_steps,
+        "total_steps": run.clock.total_steps if run.ends_at is None else run.ends_at,
         "optimizer": plain,
         "optimizer_kind": optimizer_kind(step.optimizer),
         "train_step": step.state_dict(),

@@ -19,7 +19,7 @@ one process that stopped by itself would leave the others waiting. Hooks therefo
 
 **Resuming.** A resumed run equals an uninterrupted one bit by bit, because everything that changes is either a pure
 function of the step (the plan, augmentation and dropout seeds, schedules) or in the checkpoint
-(``checkpointing/content.py``). A checkpoint is saved from inside a hook; it records that position (``due``), and the
+(``checkpointing/content.py``), such as a length that a hook has shortened. A checkpoint is saved from inside a hook; it records that position (``due``), and the
 resumed run first completes the event: the hooks behind the one that saved.
 """
 
@@ -86,6 +86,7 @@ class Trainer:
         self.validation, self._device = validation, next(run.task.parameters()).device
         self.metadata, self.interrupted = dict(metadata or {}), interrupted
         self._skip_batches, self._sharded = frozenset(skip_batches), sharded
+        self._planned_steps = plan.total_steps  # the run may end earlier: ``Run.ends_at``
         self._evaluated_step = -1
         self._stop: Stop | None = None  # all processes have agreed on it; ``run.stop`` is a request
         self._agree_every = max(1, world_size() // _MAX_WORLD_SIZE_FOR_EVERY_STEP)
@@ -195,15 +196,26 @@ class Trainer:
         return self._run.stop
 
     def _agree_on_stop(self) -> bool:
-        """Return whether the run stops here, the same on all processes: the request of one is enough.
+        """Return whether the run stops here, the same on all processes: the request of one is enough. Likewise for its
+        length.
 
         A process that saved or stopped by itself would leave the others waiting in a collective operation.
         """
         if self._stop is None:
-            request = self._requested_stop()
-            if any_rank(request is not None)[0]:
+            request, ends_at = self._requested_stop(), self._run.ends_at
+            stops, ends_earlier = any_rank(request is not None, ends_at is not None)
+            if stops:
                 self._stop = next(filter(None, all_gather(request)))
+            if ends_earlier:
+                self._end_at(min(step for step in all_gather(ends_at) if step is not None))
         return self._stop is not None
+
+    def _end_at(self, step: int) -> None:
+        """End the run at a step, the next one at the earliest; never later than planned."""
+        run = self._run
+        total_steps = min(max(step, run.clock.step + 1), self.plan.total_steps)
+        self.plan, run.ends_at = self.plan.with_length(total_steps), None
+        run.clock = replace(run.clock, total_steps=total_steps)
 
     def _must_interrupt(self) -> bool:
         """Return whether to interrupt an evaluation; a run that is over (early stopping) completes it."""
@@ -242,14 +254,15 @@ class Trainer:
                     self._hooks.call(run, "after_phase", TRAIN)
             elif event == "after_phase":
                 self._hooks.call(run, "after_phase", TRAIN, after=key)
-            run.clock = now
+            run.clock = replace(now, total_steps=self.plan.total_steps)
         if then.step < then.total_steps and now.step >= now.total_steps and not self._stop:
             self._hooks.call(run, "after_phase", TRAIN)
 
     def snapshot(self) -> Snapshot:
         """Return everything that a resumed run needs, as of now. All processes must call it."""
+        metadata = {**self.metadata, "planned_steps": self._planned_steps}
         return take_snapshot(
-            self._run, self.plan, self.step, self._hooks, metadata=self.metadata, skip_batches=self._skip_batches
+            self._run, self.plan, self.step, self._hooks, metadata=metadata, skip_batches=self._skip_batches
         )
 
     def restore(self, snapshot: Snapshot) -> None:
@@ -259,6 +272,8 @@ class Trainer:
             WeightsMismatch: the model's tensors have other names or shapes.
         """
         run, state = self._run, snapshot.state
+        if state.get("planned_steps") == self._planned_steps:  # the length in the config is the same
+            self.plan = self.plan.with_length(state["total_steps"])
         restore_snapshot(snapshot, run, self.plan, self.step, self._hooks)
         self._checkpoints.last_saved_step = snapshot.step
         position = tuple(state["due"]) if state["due"] else None

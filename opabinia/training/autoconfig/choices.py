@@ -156,8 +156,8 @@ def _training(situation: Situation, network: Network, length: _Length, lr_factor
     )
     yield Choice("checkpoint.every", every)
     hours = max(0.001, round(situation.budget * 1.08 / 3600, 4))
-    limit = {"name": "time_limit", "max_time": f"{hours}h", "final": True}
-    yield Choice("hooks", {"budget": limit}, "ends a run that is slower than measured, with its last evaluation")
+    limit = {"name": "time_limit", "max_time": f"{hours}h", "final": True, "shorten": True}
+    yield Choice("hooks", {"budget": limit}, "shortens a run that is slower than measured, with its schedule")
 
 
 def _workers(situation: Situation) -> int:

@@ -69,9 +69,9 @@ def device_of(overrides: Sequence[str]) -> str:
 
     A wrong one is reported with the other mistakes of the config.
     """
-    words = [word for word in overrides if word.removeprefix("--").partition("=")[0].strip() in ("train", "train.device")]
-    plain: Any = compose({}, words).root.plain()
-    train = plain.get("train") or {}
+    keys = [word.removeprefix("--").partition("=")[0].strip() for word in overrides]
+    words = [word for word, key in zip(overrides, keys, strict=True) if key in ("train", "train.device")]
+    train: Any = compose({}, words).root.plain().get("train")
     return str(train.get("device", "auto")) if isinstance(train, dict) else "auto"
 
 
