@@ -19,8 +19,8 @@ one process that stopped by itself would leave the others waiting. Hooks therefo
 
 **Resuming.** A resumed run equals an uninterrupted one bit by bit, because everything that changes is either a pure
 function of the step (the plan, augmentation and dropout seeds, schedules) or in the checkpoint
-(``checkpointing/content.py``), such as a length that a hook has shortened. A checkpoint is saved from inside a hook; it records that position (``due``), and the
-resumed run first completes the event: the hooks behind the one that saved.
+(``checkpointing/content.py``), such as a length that a hook has shortened. A checkpoint is saved from inside a hook; it
+records that position (``due``), and the resumed run first completes the event: the hooks behind the one that saved.
 """
 
 from __future__ import annotations

@@ -137,7 +137,7 @@ def _training(situation: Situation, network: Network, length: _Length, lr_factor
         yield Choice("data.on_error", "skip", f"files that cannot be read are skipped, {broken}; the log names them")
     rate = rules.tuned_rate(situation, rules.learning_rate(network, length.batch, lr_factor))
     yield _choice("optimizer.lr", rate, rules.learning_rate)
-    yield Choice("param_groups", {"rules": [{"kind": "1d", "weight_decay": 0}]})
+    yield _parameter_groups(network)
     yield _choice("schedule.warmup", rules.warmup(schedule.steps), rules.warmup)
     assumed = "" if machine.here else "; an assumed speed, not a measured one"
     epochs = f"{samples / situation.profile.samples:.3g} epochs: {schedule.reason}{assumed}"
@@ -158,6 +158,15 @@ def _training(situation: Situation, network: Network, length: _Length, lr_factor
     hours = max(0.001, round(situation.budget * 1.08 / 3600, 4))
     limit = {"name": "time_limit", "max_time": f"{hours}h", "final": True, "shorten": True}
     yield Choice("hooks", {"budget": limit}, "shortens a run that is slower than measured, with its schedule")
+
+
+def _parameter_groups(network: Network) -> Choice:
+    """Return the parameter groups: vectors without weight decay, and the learning rates of layers."""
+    groups: dict[str, Any] = {"rules": [{"kind": "1d", "weight_decay": 0}]}
+    decay = rules.layer_decay(network)
+    if decay is None:
+        return Choice("param_groups", groups)
+    return Choice("param_groups", {**groups, "layer_decay": decay.value}, decay.reason, "layer_decay")
 
 
 def _workers(situation: Situation) -> int:

@@ -329,6 +329,18 @@ def warmup(steps: int) -> Value:
     return Value(f"{max(5, min(500, steps // 10))}it", "a tenth of the run, at most 500 steps")
 
 
+@rule(
+    "Clark et al. 2020 (ELECTRA); Bao et al. 2022 (BEiT); Liu et al. 2022 (ConvNeXt): 0.7 to 0.8 for three blocks "
+    "together; not measured here"
+)
+def layer_decay(network: Network) -> Value | None:
+    """Layer-wise learning rate decay: 0.9 from each block of a pretrained ConvNeXt to the one before; none for other
+    networks, which have fewer layers and batch norms."""
+    if not network.pretrained or not network.model.startswith("convnext"):
+        return None
+    return Value(0.9, "the learning rate of each block is 0.9 times that of the next one")
+
+
 # --- augmentation -----------------------------------------------------------------------------------------------------
 
 _MIRRORED = re.compile(r"\b(left|right|links|rechts|gauche|droite|izquierda|derecha)\b", re.IGNORECASE)

@@ -143,3 +143,13 @@ def test_batches_fit_into_the_memory() -> None:
         values(machine=replace(GPU, memory=gib * 2**30), budget=36_000.0)["data.batch_size"] for gib in (4, 80)
     )
     assert small < large
+
+
+@pytest.mark.parametrize(
+    "model, decay", [("convnext_tiny.in12k_ft_in1k", 0.9), ("resnet50.a1_in1k", None), (None, None)]
+)
+def test_layers_of_large_pretrained_networks_have_their_own_learning_rates(
+    model: str | None, decay: float | None
+) -> None:
+    chosen = values(machine=GPU, budget=36_000.0, weights=() if model is None else (model,))
+    assert chosen["param_groups"].get("layer_decay") == decay
