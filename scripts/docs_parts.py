@@ -1,7 +1,8 @@
 """Generate the pages of the API reference: one page for each family of parts.
 
 A hook of MkDocs (mkdocs.yml). Parts of this package are shown by their docstrings, parts of torch, torchvision and timm
-by name. It also adds benchmarks/RESULTS.md, which is outside docs/ but linked from there.
+by name. It also adds benchmarks/RESULTS.md, which is outside docs/ but linked from there, and marks short code, which
+docs/style.css keeps on one line: browsers break a line behind the hyphens of `--option`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from opabinia.config import live_catalog
 from opabinia.config.registry import Entry
 
 OVERVIEW, RESULTS = "api/parts.md", "measured.md"
+SHORT_CODE = 28
+"""Characters of code in a sentence that fit into a line of a phone."""
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -38,6 +41,11 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     root = "../" * page.file.src_uri.count("/")
     markdown = re.sub(r"\]\((?:\.\./)+benchmarks/RESULTS\.md", f"]({root}{RESULTS}", markdown)
     return re.sub(r"\[([^]]+)\]\((?:\.\./)+(?:opabinia/|scripts/|benchmarks/|CONTRIBUTING)[^)]+\)", r"\1", markdown)
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Mark short code in sentences and tables."""
+    return re.sub(rf"<code>([^<\n]{{1,{SHORT_CODE}}})</code>", r'<code class="short">\1</code>', html)
 
 
 def _names(parts: Iterable[Entry]) -> list[str]:

@@ -26,7 +26,7 @@ from tests.docs.pages import blocks
 
 CODE = {block.name: block.text for block in blocks("python")}
 OWN_NETWORK = ("docs/api/python.md-1", "docs/api/python.md-2")
-PLUGINS = {"README.md-3", "docs/extending.md-1", "docs/extending.md-2", *OWN_NETWORK}
+PLUGINS = {"docs/extending.md-1", "docs/extending.md-2", "docs/extending.md-3", *OWN_NETWORK}
 """Modules that register parts, which other tests must not see: they run in their own process."""
 
 
@@ -126,8 +126,7 @@ class Setup(NamedTuple):
 
 CLASSIFIER = "runs/classification/digits/default"
 SETUPS = {
-    "README.md-1": Setup((CLASSIFIER,)),
-    "README.md-2": Setup(names=quick_fit),
+    "README.md-1": Setup(names=quick_fit),
     "docs/detection.md-1": Setup(("runs/detection/digits/default",), frames),
     "docs/detection.md-2": Setup(names=annotation_files),
     "docs/getting_started.md-1": Setup(("runs/clothes/default",)),
@@ -172,9 +171,9 @@ def test_a_custom_network_is_trained(workspace: Callable[..., Path], monkeypatch
 
 @pytest.mark.slow
 def test_custom_parts_are_trained(workspace: Callable[..., Path]) -> None:
-    """All parts of docs/extending.md at once; that of the README is used in a command."""
+    """All parts of docs/extending.md at once, but for the first, which is used in a command."""
     folder = workspace()
-    (folder / "own_parts.py").write_text(CODE["docs/extending.md-1"] + CODE["docs/extending.md-2"], encoding="utf-8")
+    (folder / "own_parts.py").write_text(CODE["docs/extending.md-2"] + CODE["docs/extending.md-3"], encoding="utf-8")
     overrides = ["plugins=[own_parts]", "task.loss={name: my_focal, gamma: 1}", "hooks.print_progress={every: 1}"]
     overrides += [f"data.{section}.source={{name: squares, n: 64}}" for section in ("train", "val")]
     words = ["train", "classification/digits", *overrides, "train.length=2it", *CPU]
