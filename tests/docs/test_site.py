@@ -96,12 +96,26 @@ def test_the_site_is_built_without_external_resources(site: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_search_works_without_a_server(site: Path, browser: Any) -> None:
+@pytest.mark.parametrize("width", [390, 1280])
+def test_no_page_is_wider_than_the_screen(width: int, site: Path, browser: Any) -> None:
+    """Tables and code scroll by themselves."""
+    page = browser.new_page(viewport={"width": width, "height": 900})
+    wide = []
+    for path in sorted(site.rglob("*.html")):
+        page.goto(path.as_uri())
+        if page.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth"):
+            wide.append(str(path.relative_to(site)))
+    assert not wide
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("term", ["multigrid", "oriented boxes", "mixed precision", "exponential moving average"])
+def test_a_search_works_without_a_server(term: str, site: Path, browser: Any) -> None:
     page = browser.new_page()
     errors: list[str] = []
     page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
     page.on("pageerror", lambda error: errors.append(str(error)))
     page.goto((site / "index.html").as_uri())
-    page.locator(".md-search__input").press_sequentially("multigrid")
-    page.get_by_text("matching documents").wait_for()
+    page.locator(".md-search__input").press_sequentially(term)
+    page.get_by_text(re.compile(r"^\s*\d+ matching document")).wait_for()
     assert not errors
