@@ -1,4 +1,4 @@
-"""Opabinia: one PyTorch training engine for five kinds of vision work."""
+"""Opabinia: a PyTorch training engine for computer vision."""
 
 from __future__ import annotations
 
