@@ -32,13 +32,13 @@ REQUIRED = {
 }
 """Terms that users search for, and the page of each."""
 
-SEARCHED = [
-    *("activation checkpointing", "all-reduce", "bitwise identical", "checkpoint", "data augmentation", "deterministic"),
-    *("exponential moving average", "feature map", "fine-tuning", "gradient accumulation", "gradient clipping"),
-    *("ground truth", "instance mask", "keypoint", "latency", "learning rate", "linear probe", "multi-node"),
-    *("oriented boxes", "panoptic segmentation", "pretrained weights", "reproducible", "segmentation map", "state dict"),
-    *("synchronized batch norm", "transfer learning", "weight decay", "world size"),
-]
+SEARCHED = """
+    activation checkpointing, all-reduce, bitwise identical, checkpoint, data augmentation, deterministic,
+    exponential moving average, feature map, fine-tuning, gradient accumulation, gradient clipping, ground truth,
+    instance mask, keypoint, latency,
+    learning rate, linear probe, multi-node, oriented boxes, panoptic segmentation, pretrained weights, reproducible,
+    segmentation map, state dict, synchronized batch norm, transfer learning, weight decay, world size
+"""
 """Terms that a search of the documentation finds."""
 
 HEADLESS = r"(What|Of)\b"
@@ -59,7 +59,7 @@ def test_features_are_named_as_users_search_for_them(term: str) -> None:
     assert term.lower() in TEXTS["README.md"].lower()
 
 
-@pytest.mark.parametrize("term", SEARCHED)
+@pytest.mark.parametrize("term", re.split(r",\s+", SEARCHED.strip()))
 def test_a_page_has_the_term(term: str) -> None:
     assert any(term in text.lower() for page, text in TEXTS.items() if page.startswith("docs/"))
 
