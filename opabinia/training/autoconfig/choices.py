@@ -125,7 +125,7 @@ def _length(
     return _Length(batch.value, schedule, epochs, speed.threads)
 
 
-def _training(situation: Situation, network: Network, length: _Length, lr_factor: float = 1.0) -> Iterator[Choice]:
+def _training(situation: Situation, network: Network, length: _Length) -> Iterator[Choice]:
     """Yield batch size, optimizer, schedule, length, EMA and evaluation."""
     machine, schedule = situation.machine, length.schedule
     samples = schedule.steps * length.batch
@@ -135,7 +135,7 @@ def _training(situation: Situation, network: Network, length: _Length, lr_factor
     if situation.profile.unreadable or situation.profile.examined < situation.profile.samples:
         broken = f"such as {situation.profile.unreadable[0]}" if situation.profile.unreadable else "if there are any"
         yield Choice("data.on_error", "skip", f"files that cannot be read are skipped, {broken}; the log names them")
-    rate = rules.tuned_rate(situation, rules.learning_rate(network, length.batch, lr_factor))
+    rate = rules.tuned_rate(situation, rules.learning_rate(network, length.batch, situation.task))
     yield _choice("optimizer.lr", rate, rules.learning_rate)
     yield _parameter_groups(network)
     yield _choice("schedule.warmup", rules.warmup(schedule.steps), rules.warmup)
@@ -203,8 +203,9 @@ def _classification(situation: Situation, data: Datasets) -> Chosen:
     return _chosen("classification/image_folder", choices, capacity, length)
 
 
-def _image_capacity(situation: Situation, limit: int) -> rules.Capacity:
-    """Return network and size for images as a whole: of tiny ones their own size."""
+def _image_capacity(situation: Situation, limit: int, epochs: float = 3.0, smallest: int = 96) -> rules.Capacity:
+    """Return network and size for images as a whole: of tiny ones their own size; with ImageNet weights so large that
+    the budget allows these epochs, and at least ``smallest``."""
     profile = situation.profile
     if rules.is_tiny(profile):
         assert profile.short_sides is not None
@@ -214,9 +215,9 @@ def _image_capacity(situation: Situation, limit: int) -> rules.Capacity:
         )
         return rules.Capacity(network, size, "the size of the images")
     pretrained = rules.networks(situation)[0].pretrained
-    largest = rules.largest_size(profile, limit)
-    epochs, samples = (3.0, 3_000.0) if pretrained else (25.0, 20_000.0)
-    return rules.capacity(situation, largest, epochs, samples, smallest=96 if pretrained else 64)
+    largest = rules.largest_size(profile, limit, smallest)
+    epochs, samples = (epochs, 3_000.0) if pretrained else (25.0, 20_000.0)
+    return rules.capacity(situation, largest, epochs, samples, smallest=smallest if pretrained else 64)
 
 
 def _balanced(situation: Situation, sampler: Mapping[str, Any]) -> Iterator[Choice]:
@@ -265,7 +266,7 @@ def _detection(situation: Situation, data: Datasets) -> Chosen:
         Choice("vars.longest", longest),
         Choice("data.train.transforms", train, f"mirrored: {flip.reason}", "mirroring"),
         *_balanced(situation, {"name": "repeat_factor", "threshold": 0.05}),
-        *_training(situation, capacity.network, length, lr_factor=6.0 if frozen else 2.0),
+        *_training(situation, capacity.network, length),
         Choice("train.step", {"name": "standard", "clip_norm": 5.0}),
     ]
     return _chosen("detection/coco_format", choices, capacity, length)
@@ -306,7 +307,7 @@ def _segmentation(situation: Situation, data: Datasets) -> Chosen:
         situation, min(limit, rules.round_up(short, 32)), epochs=10.0, samples=2_000.0, smallest=96
     )
     size = capacity.size
-    length = _length(situation, capacity, most=16)
+    length = _length(situation, capacity, most=16, steps=600)
     flip = rules.mirroring(data.classes)
     train: list[Any] = [
         {
@@ -331,7 +332,7 @@ def _segmentation(situation: Situation, data: Datasets) -> Chosen:
         Choice("vars.short", [size, round(size * 1.5)]),
         Choice("vars.test", round(size * 1.2)),
         Choice("data.train.transforms", train, f"mirrored: {flip.reason}", "mirroring"),
-        *_training(situation, capacity.network, length, lr_factor=2.0),
+        *_training(situation, capacity.network, length),
         Choice("train.step", {"name": "standard", "clip_norm": 5.0}),
     ]
     return _chosen("segmentation/image_folder", choices, capacity, length)
@@ -386,7 +387,7 @@ def _reid(situation: Situation, data: Datasets) -> Chosen:
 
 def _video(situation: Situation, data: Datasets) -> Chosen:
     profile, machine = situation.profile, situation.machine
-    capacity = _image_capacity(situation, 224 if machine.has_gpu else 128)
+    capacity = _image_capacity(situation, 224 if machine.has_gpu else 128, epochs=8.0, smallest=64)
     count = rules.frames(profile, machine)
     length = _length(situation, capacity, most=16)
     flip = rules.mirroring(profile.classes)
@@ -395,6 +396,7 @@ def _video(situation: Situation, data: Datasets) -> Chosen:
         *_sources(data),
         Choice("vars.size", capacity.size, capacity.reason, "capacity"),
         Choice("vars.frames", count.value, count.reason, "frames"),
+        Choice("vars.area", [0.6, 1.0], "what moves may be anywhere in the frame"),
         Choice("vars.flip", flip.value, flip.reason, "mirroring"),
         Choice("vars.pretrained", capacity.network.pretrained),
         *_training(situation, capacity.network, length),

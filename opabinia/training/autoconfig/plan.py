@@ -33,7 +33,7 @@ from opabinia.training.autoconfig.search import SHARE, Search, check_data, check
 from opabinia.training.autoconfig.search import search as run_search
 from opabinia.training.autoconfig.situation import Machine, Situation, Speed
 
-VERSION = 2
+VERSION = 3
 """Version of the rules: another one may choose other values."""
 
 _BOXES = ("detection", "instance_segmentation", "keypoints")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -145,11 +146,19 @@ class _Probe(Measurement):
                 raise MeasurementDone
 
     def _faster_threads(self) -> int:
-        """Set and return the faster number of threads: one, where others use the cores, too, or all cores."""
-        one = min(self._step.repeat() for _ in range(2))
-        torch.set_num_threads(cores())
-        if cores() == 1 or self._step.repeat() > 2 * one or self._step.repeat() > one:
-            torch.set_num_threads(1)
+        """Set and return the faster number of threads: one, where others use the cores, too, or all cores.
+
+        They take turns for some rounds: at first the processes that read data work, too, to fill their queues.
+        """
+        best = dict.fromkeys((1, cores()), math.inf)
+        started = time.perf_counter()
+        for round_ in range(5):
+            if round_ >= 2 and time.perf_counter() - started > MOST_SECONDS:
+                break
+            for threads in best:
+                torch.set_num_threads(threads)
+                best[threads] = min(best[threads], self._step.repeat())
+        torch.set_num_threads(min(best, key=best.__getitem__))
         return torch.get_num_threads()
 
     def _evaluation(self, task: Task, device: torch.device) -> float:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar
 
+from opabinia.data.layouts.layout import TaskName
 from opabinia.data.profile import DatasetProfile
 from opabinia.models.weights.available import BACKBONES
 from opabinia.runtime.durations import format_seconds
@@ -214,11 +215,12 @@ def round_up(value: float, step: int) -> int:
 
 
 @rule("the network sees no more detail than the images have")
-def largest_size(profile: DatasetProfile, limit: int) -> int:
-    """The largest useful size of square images: the median shorter side, at least 96 and at most ``limit``."""
+def largest_size(profile: DatasetProfile, limit: int, smallest: int = 96) -> int:
+    """The largest useful size of square images: the median shorter side, at least 96, of videos 64, and at most
+    ``limit``."""
     if profile.short_sides is None:
         return limit
-    return min(limit, max(96, round_up(profile.short_sides[2], 32)))
+    return min(limit, max(smallest, round_up(profile.short_sides[2], 32)))
 
 
 @rule("small objects are found rarely: Lin et al. 2014 (COCO, below 32 pixels), Singh and Davis 2018 (SNIP)")
@@ -239,8 +241,8 @@ def detection_size(profile: DatasetProfile, limit: int) -> Value:
 
 @rule("small batches generalize better: Keskar et al. 2017; memory: opabinia benchmark --memory; " + OURS)
 def batch_size(situation: Situation, samples: float, most: int, least: int, steps: int = 100) -> Value:
-    """Samples of a step: a power of two, so that the run has at least about 100 steps, of detectors 600, and an epoch
-    at least 8."""
+    """Samples of a step: a power of two, so that the run has at least about 100 steps, of detectors and segmentation
+    600, and an epoch at least 8."""
     profile = situation.profile
     limit = min(samples / steps, profile.samples / 8)
     size = 2 ** int(math.log2(max(least, min(most * situation.machine.ranks, limit))))
@@ -260,12 +262,18 @@ def most_samples(situation: Situation, network: Network, size: int) -> int:
     return max(1, int(0.6 * situation.machine.memory / needed))
 
 
+_WHOLE_IMAGES: tuple[TaskName, ...] = ("classification", "reid", "selfsup")
+"""Tasks whose heads have few layers."""
+
+
 @rule("square root scaling with Adam: Krizhevsky 2014, Malladi et al. 2022; " + OURS)
-def learning_rate(network: Network, batch: int, factor: float = 1.0) -> Value:
-    """Peak learning rate of AdamW: that of the network for batches of 32, times the square root of the ratio, twice as
-    much for segmentation and six times for detectors, whose new layers learn the most; at most 0.001 with ImageNet
-    weights."""
-    rate = network.lr * math.sqrt(batch / 32) * factor
+def learning_rate(network: Network, batch: int, task: TaskName) -> Value:
+    """Peak learning rate of AdamW: that of the network for batches of 32, times the square root of the ratio. Detectors,
+    segmentation and videos have more new layers, or more images in a sample: twice as much from scratch, six times with
+    ImageNet weights; with these at most 0.001."""
+    rate = network.lr * math.sqrt(batch / 32)
+    if task not in _WHOLE_IMAGES:
+        rate *= 6.0 if network.pretrained else 2.0
     if network.pretrained:
         rate = min(rate, 1e-3)
     start = "fine-tuning from ImageNet weights" if network.pretrained else "training from scratch"

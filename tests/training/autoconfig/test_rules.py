@@ -40,13 +40,13 @@ def test_length_has_a_ceiling() -> None:
 
 def test_learning_rate_grows_with_the_square_root_of_the_batch() -> None:
     network = rules.Network("resnet18", 1.0, pretrained=False, lr=1e-3)
-    assert [rules.learning_rate(network, batch).value for batch in (32, 128, 8)] == [1e-3, 2e-3, 5e-4]
+    assert [rules.learning_rate(network, batch, "reid").value for batch in (32, 128, 8)] == [1e-3, 2e-3, 5e-4]
 
 
 def test_learning_rate_of_pretrained_weights_is_limited() -> None:
     network = rules.Network("resnet18", 1.0, lr=1e-3)
-    assert [rules.learning_rate(network, batch, factor=6.0).value for batch in (32, 8, 2)] == [1e-3, 1e-3, 1e-3]
-    assert rules.learning_rate(network, 8).value == 5e-4
+    assert [rules.learning_rate(network, batch, "video").value for batch in (32, 8, 2)] == [1e-3, 1e-3, 1e-3]
+    assert rules.learning_rate(network, 8, "classification").value == 5e-4
 
 
 def test_prediction_scales_with_pixels_and_networks() -> None:
