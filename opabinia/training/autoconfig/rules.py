@@ -268,9 +268,9 @@ _WHOLE_IMAGES: tuple[TaskName, ...] = ("classification", "reid", "selfsup")
 
 @rule("square root scaling with Adam: Krizhevsky 2014, Malladi et al. 2022; " + OURS)
 def learning_rate(network: Network, batch: int, task: TaskName) -> Value:
-    """Peak learning rate of AdamW: that of the network for batches of 32, times the square root of the ratio. Detectors,
-    segmentation and videos have more new layers, or more images in a sample: twice as much from scratch, six times with
-    ImageNet weights; with these at most 0.001."""
+    """Peak learning rate of AdamW: that of the network for batches of 32, times the square root of the ratio.
+    Detectors, segmentation and videos have more new layers, or more images in a sample: twice as much from scratch, six
+    times with ImageNet weights; with these at most 0.001."""
     rate = network.lr * math.sqrt(batch / 32)
     if task not in _WHOLE_IMAGES:
         rate *= 6.0 if network.pretrained else 2.0
