@@ -22,7 +22,7 @@ MODULES = (evaluation, losses, networks, optimization)
 """They register the comparisons."""
 PACKAGES = (
     *("torch", "torchvision", "timm", "transformers", "pycocotools", "faster-coco-eval", "scikit-learn", "fvcore"),
-    *("pytorch-metric-learning", "lightly", "trackeval"),
+    *("pytorch-metric-learning", "lightly", "trackeval", "trackers"),
 )
 
 

@@ -30,7 +30,7 @@ from opabinia.config.validate import Place, fit
 from opabinia.runtime.local_copies import local_copy
 from opabinia.runtime.storage import StorageError, is_url
 
-FUNCTION_FAMILIES = ("loss", "segmentation_loss", "metric_loss", "schedule", "transform", "mix", "command")
+FUNCTION_FAMILIES = ("loss", "segmentation_loss", "metric_loss", "schedule", "transform", "mix", "tracker", "command")
 
 
 @dataclass(frozen=True, repr=False)

@@ -155,6 +155,7 @@ class Register:
     mix: Family
     sampler: Family
     evaluator: Family
+    tracker: Family
     hook: Family
     logger: Family
     section: Family

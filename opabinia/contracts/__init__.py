@@ -73,6 +73,7 @@ from opabinia.contracts.parts import ShapesPart as ShapesPart
 from opabinia.contracts.parts import SourcePart as SourcePart
 from opabinia.contracts.parts import StepPart as StepPart
 from opabinia.contracts.parts import TaskPart as TaskPart
+from opabinia.contracts.parts import TrackerPart as TrackerPart
 from opabinia.contracts.parts import TransformPart as TransformPart
 from opabinia.contracts.plans import BatchSchedule as BatchSchedule
 from opabinia.contracts.plans import BatchShape as BatchShape
@@ -104,6 +105,11 @@ from opabinia.contracts.streams import SubtaskData as SubtaskData
 from opabinia.contracts.streams import SubtaskStreams as SubtaskStreams
 from opabinia.contracts.streams import TrainingStream as TrainingStream
 from opabinia.contracts.streams import ValidationStream as ValidationStream
+from opabinia.contracts.tracking import FrameDetections as FrameDetections
+from opabinia.contracts.tracking import Tracker as Tracker
+from opabinia.contracts.tracking import TrackerState as TrackerState
+from opabinia.contracts.tracking import TrackGroundTruth as TrackGroundTruth
+from opabinia.contracts.tracking import Tracks as Tracks
 from opabinia.contracts.training import Hook as Hook
 from opabinia.contracts.training import ParallelTask as ParallelTask
 from opabinia.contracts.training import Phase as Phase

@@ -20,6 +20,7 @@ from opabinia.contracts.models import Backbone, Head, Level
 from opabinia.contracts.plans import BatchSchedule, RunSpec
 from opabinia.contracts.segmentation import SegmentationDecoder
 from opabinia.contracts.sources import Source
+from opabinia.contracts.tracking import Tracker
 from opabinia.contracts.training import Hook, ParallelTask, Step, StepOptions, Task
 
 TaskPart = Annotated[Callable[[DatasetInfo], Task], Part("task")]
@@ -74,6 +75,8 @@ SamplerPart = Annotated[Callable[[Source, int, int], Sampler], Part("sampler")]
 
 ShapesPart = Annotated[Callable[[RunSpec], BatchSchedule], Part("shapes")]
 """Plans the batch sizes and shapes of a run, epoch by epoch."""
+
+TrackerPart = Annotated[Tracker, Part("tracker")]
 
 HookPart = Annotated[Hook, Part("hook")]
 

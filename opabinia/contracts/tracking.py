@@ -1,9 +1,10 @@
-"""Tracks: boxes of objects with an identity, in the frames of a video."""
+"""Tracks: boxes of objects with an identity, in the frames of a video, and the trackers that make them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,3 +55,28 @@ class TrackGroundTruth(NamedTuple):
     boxes: NDArray[np.float64]
     labels: NDArray[np.int64]
     roles: NDArray[np.int64]
+
+
+class FrameDetections(NamedTuple):
+    """The N detections of a frame, of one class or of all.
+
+    Attributes:
+        boxes: left, top, right, bottom in pixels (float64, N x 4).
+        scores: from 0 to 1 (float64, N).
+        embeddings: appearance of each box, of unit length (float64, N x D); None: unknown.
+        time: time of the frame in seconds; None: one frame after the frame before.
+        camera_shift: by how many pixels the background has moved to the right and down since the frame before.
+    """
+
+    boxes: NDArray[np.float64]
+    scores: NDArray[np.float64]
+    embeddings: NDArray[np.float64] | None = None
+    time: float | None = None
+    camera_shift: tuple[float, float] = (0.0, 0.0)
+
+
+TrackerState = dict[str, Any]
+"""What a tracker remembers of a sequence: empty before the first frame, picklable, and read by the tracker only."""
+
+Tracker = Callable[[TrackerState, FrameDetections], NDArray[np.int64]]
+"""Updates its state with the next frame and returns the track of each detection, from 0 (int64, N); -1: none (yet)."""

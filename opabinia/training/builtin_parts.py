@@ -46,4 +46,5 @@ from opabinia.optim import schedules as schedule_parts
 from opabinia.tasks import attributes, classification, detection, multitask, reid, selfsup
 from opabinia.tasks import segmentation as segmentation_task
 from opabinia.tasks import video as video_task
+from opabinia.tracking import botsort, ocsort, sort
 from opabinia.training import session, trained_model

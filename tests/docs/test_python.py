@@ -144,6 +144,7 @@ SETUPS = {
     "docs/splits.md-1": Setup(),
     "docs/segmentation.md-1": Setup(("runs/segmentation/digits/default",)),
     "docs/tracking.md-1": Setup(),
+    "docs/tracking.md-2": Setup(),
 }
 RUNNABLE = [
     pytest.param(name, marks=pytest.mark.slow) if re.search("export|getting_started|tutorials", name) else name

@@ -10,6 +10,7 @@ import copy
 import inspect
 import json
 import math
+import pickle
 import tarfile
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -39,6 +40,7 @@ from opabinia.contracts import (
     DatasetInfo,
     Detections,
     Detector,
+    FrameDetections,
     GlobalBatch,
     GroundTruth,
     GroundTruthMap,
@@ -57,6 +59,8 @@ from opabinia.contracts import (
     StepOptions,
     Target,
     Task,
+    Tracker,
+    TrackerState,
 )
 from opabinia.contracts.rotated_boxes import box_corners
 from opabinia.data.decoding.pack import pack
@@ -752,6 +756,17 @@ def evaluator_works(make: Callable[[DatasetInfo], Any], folder: Path) -> None:
         json.dumps(getattr(evaluator, output, lambda states: None)(states), allow_nan=False)
 
 
+def tracker_works(tracker: Tracker, folder: Path) -> None:
+    """An object that stands still gets a track within five frames, and keeps it; a frame without detections."""
+    state: TrackerState = {}
+    still = FrameDetections(np.array([[10.0, 10, 30, 50]]), np.array([0.9]))
+    ids = [tracker(state, still) for _ in range(6)]
+    assert all(row.shape == (1,) and row.dtype == np.int64 for row in ids)
+    assert ids[-2] == ids[-1] == 0
+    assert tracker(state, FrameDetections(np.zeros((0, 4)), np.zeros(0))).shape == (0,)
+    pickle.dumps(state)
+
+
 def shapes_work(make: Callable[[RunSpec], BatchSchedule], folder: Path) -> None:
     spec = RunSpec(samples=20, batch_size=4, length=Duration(12, "ep"))
     schedule = make(spec)
@@ -788,6 +803,7 @@ FAMILY_CHECKS: dict[str, Callable[[Any, Path], None]] = {
     "section": is_built,
     "evaluator": evaluator_works,
     "shapes": shapes_work,
+    "tracker": tracker_works,
 }
 """Checks of parts that were built from a config, by family."""
 

@@ -33,6 +33,7 @@ from tests.evaluation import (
 )
 from tests.evaluation.scenes import DATASET_INFO, make_scene, state_after
 from tests.parity.comparisons import SHARED, compare, largest
+from tests.tracking import peers, streams
 
 # --- detection --------------------------------------------------------------------------------------------------------
 
@@ -107,6 +108,22 @@ def trackeval_scores() -> Iterator[float]:
         actual = evaluate_tracks(case.truths, case.tracks, case.classes)
         rows = [{name: value for name, value in row.items() if name != "class"} for row in actual["per_class"]]
         yield largest({name: (actual | {"per_class": rows})[name] for name in expected}, expected)
+
+
+@compare(
+    "trackers (Roboflow)",
+    "tracks of all detections by SORT, ByteTrack, OC-SORT and BoT-SORT without appearance, in synthetic streams",
+    unit="detections",
+    tolerance=0,
+    needs=["trackers"],
+    slow=True,
+)
+def tracker_ids() -> Iterator[float]:
+    for name in peers.TRACKERS:
+        for kind in streams.KINDS:
+            for seed in range(3):
+                ours, theirs = peers.ids_of_both(name, streams.stream(kind, seed).frames)
+                yield float((ours != theirs).sum())
 
 
 # --- segmentation -----------------------------------------------------------------------------------------------------
