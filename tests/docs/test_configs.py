@@ -16,6 +16,7 @@ BASES = {
     "docs/multitask.md-1": None,
     "docs/reid.md": "reid/market1501/bot",
     "docs/selfsup.md": "selfsup/images",
+    "docs/tracking.md": "detection/coco_format",
     "docs/video.md": "video/kinetics/slowfast_8x8_r50",
     "docs/video.md-1": "video/kinetics/slow_8x8_r50",
 }

@@ -831,6 +831,7 @@ TESTED_ELSEWHERE = {
     ),
     f"{DATA}/test_stuff_maps.py": ("coco_stuff",),
     f"{DATA}/test_annotation_tools.py": ("labelme", "cvat"),
+    f"{DATA}/test_mot.py": ("mot", "mot_identities"),
     f"{DATA}/test_revisited.py": ("revisited",),
     f"{DATA}/test_cuhk03_archive.py": ("cuhk03_archive",),
     f"{DATA}/test_hugging_face.py": ("hugging_face",),

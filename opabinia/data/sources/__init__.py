@@ -30,6 +30,8 @@ from opabinia.data.sources.identity_datasets import vehicleid as vehicleid
 from opabinia.data.sources.identity_datasets import veri as veri
 from opabinia.data.sources.identity_datasets import veri_wild as veri_wild
 from opabinia.data.sources.idx import Idx as Idx
+from opabinia.data.sources.mot import MotIdentities as MotIdentities
+from opabinia.data.sources.mot import mot as mot
 from opabinia.data.sources.moving_digits import MovingDigits as MovingDigits
 from opabinia.data.sources.object_maps import ObjectMaps as ObjectMaps
 from opabinia.data.sources.object_maps import digit_maps as digit_maps
