@@ -13,6 +13,8 @@ from opabinia.data.sources.concat import Concat as Concat
 from opabinia.data.sources.concat import ConcatIdentities as ConcatIdentities
 from opabinia.data.sources.cuhk03_archive import Cuhk03Archive as Cuhk03Archive
 from opabinia.data.sources.digit_scenes import DigitScenes as DigitScenes
+from opabinia.data.sources.digit_tracks import DigitTrackCrops as DigitTrackCrops
+from opabinia.data.sources.digit_tracks import DigitTracks as DigitTracks
 from opabinia.data.sources.digit_views import DigitViews as DigitViews
 from opabinia.data.sources.digits import Digits as Digits
 from opabinia.data.sources.dota import dota as dota
