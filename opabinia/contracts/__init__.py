@@ -3,6 +3,7 @@
 ``engine``, ``data`` and ``tasks`` never import each other; they meet here and are combined in ``training``. Best read
 in this order: ``data``, ``sources``, ``plans``, ``clock``, ``evaluation``, ``training``, ``presenting``, ``models``,
 ``detectors``, ``segmentation``.
+``tracking`` has tracks of videos, and the functions that make them.
 ``ranges`` and ``parts`` are types for signatures, ``streams`` has the sections of datasets.
 
 Shapes in this package: B samples of a batch, C channels, H height, W width, K classes, D features.
@@ -106,6 +107,7 @@ from opabinia.contracts.streams import SubtaskStreams as SubtaskStreams
 from opabinia.contracts.streams import TrainingStream as TrainingStream
 from opabinia.contracts.streams import ValidationStream as ValidationStream
 from opabinia.contracts.tracking import FrameDetections as FrameDetections
+from opabinia.contracts.tracking import Role as Role
 from opabinia.contracts.tracking import Tracker as Tracker
 from opabinia.contracts.tracking import TrackerState as TrackerState
 from opabinia.contracts.tracking import TrackGroundTruth as TrackGroundTruth

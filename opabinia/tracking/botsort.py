@@ -1,4 +1,6 @@
-"""BoT-SORT (Aharon et al. 2022, arXiv:2206.14651), written from the paper: ByteTrack with appearance and camera motion.
+"""BoT-SORT (Aharon et al. 2022, arXiv:2206.14651): ByteTrack with appearance and camera motion, after the paper.
+
+The order of the rounds of matching is that of Roboflow's ``trackers``, with whose numbers it agrees.
 
 The filter's coordinates are center x, center y, width, height; its noise grows with the size of the box.
 """
@@ -91,7 +93,7 @@ def bot_sort(
         tracks.confirm(state, rows, min_hits)
         ids[columns] = tracks.ids[rows]
 
-    alive = tracks.kept_longest(keep_lost * frame_rate) & ((tracks.ids >= 0) | found)
+    alive = tracks.matched_within(keep_lost * frame_rate) & ((tracks.ids >= 0) | found)
     new = np.flatnonzero((scores >= max(high_score, new_track_score)) & ~used)
     begun = _begun(boxes[new], embeddings[new])
     if "tracks" not in state:

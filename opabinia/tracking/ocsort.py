@@ -73,7 +73,7 @@ def oc_sort(
         ids[high[detections[reported]]] = tracks.ids[matched[reported]]
 
     new = _begun(boxes[free[others(len(free), last_columns)]], direction_frames)
-    state["tracks"] = tracks.take(tracks.kept_longest(keep_lost * frame_rate)).joined(new)
+    state["tracks"] = tracks.take(tracks.matched_within(keep_lost * frame_rate)).joined(new)
     state["frames"] = number + bool(len(tracks) or len(frame.boxes))
     return ids
 

@@ -48,7 +48,7 @@ def sort(
     ids[columns] = tracks.ids[rows]
 
     free = others(len(ids), columns)
-    alive = tracks.kept_longest(keep_lost * frame_rate) & ((tracks.hits >= min_hits) | (tracks.missed == 0))
+    alive = tracks.matched_within(keep_lost * frame_rate) & ((tracks.hits >= min_hits) | (tracks.missed == 0))
     state["tracks"] = tracks.take(alive).joined(_begun(frame.boxes[free[frame.scores[free] >= new_track_score]]))
     return ids
 
@@ -95,7 +95,7 @@ def byte_track(
         high[columns] = False  # only those that are left can begin a track
         waiting = waiting[others(len(waiting), rows)]
 
-    alive = tracks.kept_longest(keep_lost * frame_rate) & ((tracks.ids >= 0) | (tracks.missed == 0))
+    alive = tracks.matched_within(keep_lost * frame_rate) & ((tracks.ids >= 0) | (tracks.missed == 0))
     new = high & (frame.scores >= new_track_score)
     state["tracks"] = tracks.take(alive).joined(_begun(frame.boxes[new]))
     return ids

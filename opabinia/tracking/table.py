@@ -81,7 +81,7 @@ class TrackTable:
         self.ids[rows] = first + np.arange(len(rows))
         state["next_id"] = first + len(rows)
 
-    def kept_longest(self, frames: float) -> NDArray[np.bool_]:
+    def matched_within(self, frames: float) -> NDArray[np.bool_]:
         """Return for each track whether its last match is at most so many frames of the nominal rate ago."""
         return self.time <= frames + _SLACK
 
