@@ -243,7 +243,7 @@ def _chosen(base: str, choices: Sequence[Choice], capacity: rules.Capacity, leng
 def _detection(situation: Situation, data: Datasets) -> Chosen:
     profile, machine = situation.profile, situation.machine
     size = rules.detection_size(profile, 800 if machine.has_gpu else 448)
-    capacity = rules.capacity(situation, size.value, epochs=6.0, samples=1_500.0, smallest=128)
+    capacity = rules.detection_capacity(situation, size.value, 640 if machine.has_gpu else 320)
     length = _length(situation, capacity, most=16 if machine.has_gpu else 8, least=2, steps=600)
     light, frozen = not machine.has_gpu, rules.frozen_norms(capacity.network)
     sides = [round(capacity.size * factor / 8) * 8 for factor in (0.8, 0.9, 1.0, 1.1, 1.2)]

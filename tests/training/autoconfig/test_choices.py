@@ -100,6 +100,14 @@ def test_small_objects_need_larger_images() -> None:
     assert small > large
 
 
+def test_large_objects_get_more_pixels_where_the_budget_allows_many_epochs() -> None:
+    sides = (50.0, 120.0, 150.0, 200.0, 400.0)
+    short, long = (
+        values(task="detection", budget=budget, object_sides=sides)["vars.test"] for budget in (60.0, 36_000.0)
+    )
+    assert short == 128 and long == 320
+
+
 @pytest.mark.parametrize(
     "task, facts, detector",
     [
