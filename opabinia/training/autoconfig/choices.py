@@ -304,7 +304,7 @@ def _segmentation(situation: Situation, data: Datasets) -> Chosen:
     limit = 512 if machine.has_gpu else 320
     short = profile.short_sides[2] if profile.short_sides else limit
     capacity = rules.capacity(
-        situation, min(limit, rules.round_up(short, 32)), epochs=10.0, samples=2_000.0, smallest=96
+        situation, min(limit, rules.round_up(short, 32)), epochs=6.0, samples=2_000.0, smallest=96
     )
     size = capacity.size
     length = _length(situation, capacity, most=16, steps=600)
@@ -389,7 +389,7 @@ def _video(situation: Situation, data: Datasets) -> Chosen:
     profile, machine = situation.profile, situation.machine
     capacity = _image_capacity(situation, 224 if machine.has_gpu else 128, epochs=8.0, smallest=64)
     count = rules.frames(profile, machine)
-    length = _length(situation, capacity, most=16)
+    length = _length(situation, capacity, most=16, steps=500)
     flip = rules.mirroring(profile.classes)
     choices = [
         *_backbone(situation, capacity, "task.backbone.backbone"),

@@ -256,8 +256,8 @@ def detection_capacity(situation: Situation, wanted: int, roomy: int) -> Capacit
 
 @rule("small batches generalize better: Keskar et al. 2017; memory: opabinia benchmark --memory; " + OURS)
 def batch_size(situation: Situation, samples: float, most: int, least: int, steps: int = 100) -> Value:
-    """Samples of a step: a power of two, so that the run has at least about 100 steps, of detectors and segmentation
-    600, and an epoch at least 8."""
+    """Samples of a step: a power of two, so that the run has at least about 100 steps, of videos 500, of
+    detectors and segmentation 600, and an epoch at least 8."""
     profile = situation.profile
     limit = min(samples / steps, profile.samples / 8)
     size = 2 ** int(math.log2(max(least, min(most * situation.machine.ranks, limit))))
