@@ -14,7 +14,7 @@ Example: ``market1501(Path("data"))`` writes ``data/bounding_box_train/0001_c1s1
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -426,6 +426,34 @@ def dota(root: Path) -> None:
             corners = f"{left} {top} {right} {top} {right} {bottom} {left} {bottom}"
             lines.append(f"{corners} {KINDS[label]} {int(number == 2)}")
         (root / "labelTxt" / f"{scene.name}.txt").write_text("\n".join(lines), encoding="utf-8")
+
+
+def kitti(root: Path) -> None:
+    """KITTI's format of objects: a text file for each image with objects."""
+    _text_boxes(
+        root, "image_2", "label_2", lambda name, box: f"{name} 0.0 0 -1.5 {box} 1.5 1.6 3.7 1.8 1.5 8.4 0.01", end=True
+    )
+
+
+def visdrone(root: Path) -> None:
+    """VisDrone's format: a text file for each image with objects."""
+    _text_boxes(
+        root, "images", "annotations", lambda name, box: f"{box.replace(' ', ',')},1,{KINDS.index(name) + 1},0,0"
+    )
+
+
+def _text_boxes(root: Path, images: str, labels: str, line: Callable[[str, str], str], *, end: bool = False) -> None:
+    """Write a text file for each image, with a line for the class and the numbers of a box; ``end``: the last two are
+    right and bottom."""
+    (root / labels).mkdir(parents=True)
+    for scene in scenes():
+        save_scene(root / images, scene)
+        boxes = [
+            (KINDS[label], f"{left} {top} {left * end + width} {top * end + height}")
+            for label, left, top, width, height in scene.objects
+        ]
+        text = "\n".join(line(name, box) for name, box in boxes)
+        (root / labels / f"{scene.name}.txt").write_text(text, encoding="utf-8")
 
 
 def yolo(root: Path) -> None:

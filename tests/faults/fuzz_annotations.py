@@ -121,6 +121,22 @@ def _cvat(root: Path) -> None:
     _write(root, "a.xml", f"<annotations><meta><task><labels>{labels}</labels></task></meta>{images}</annotations>")
 
 
+def _via(root: Path) -> None:
+    _images(root, "a.png", "b.png")
+    shapes: list[dict[str, Any]] = [
+        {"name": "polygon", "all_points_x": [1, 6, 5], "all_points_y": [1, 1.5, 6]},
+        {"name": "rect", "x": 1, "y": 1, "width": 4, "height": 5},
+        {"name": "ellipse", "cx": 5, "cy": 5, "rx": 2, "ry": 1, "theta": 0.5},
+    ]
+    kinds: list[Any] = ["cat", {"dog": True, "cat": False}, "dog"]
+    regions = [
+        {"shape_attributes": shape, "region_attributes": {"kind": kind}}
+        for shape, kind in zip(shapes, kinds, strict=True)
+    ]
+    content = {f"{name}.png12": {"filename": f"{name}.png", "size": 12, "regions": regions} for name in "ab"}
+    _write(root, "a.json", json.dumps(content))
+
+
 def _labelme(root: Path) -> None:
     _images(root, "a.png", "b.png")
     shapes = [
@@ -226,6 +242,7 @@ def formats() -> list[Format]:
         return Format(name, write, lambda root: build(root=root, **options), files)
 
     table = "path,label\n0.png,cat\n1.png,dog\n2.png,cat\n3.png,7\n"
+    boxes = "path,label,xmin,ymin,xmax,ymax\n0.png,cat,1,1,5,5\n1.png,,,,,\n0.png,dog,2,2,6.5,7\n"
     many = "path,label\n0.png,cat|dog\n1.png,\n2.png,cat\n3.png,dog\n"
     rows = "".join(json.dumps({"path": f"{n}.png", "label": ["cat", 5][n % 2], "w": [1, {}]}) + "\n" for n in range(4))
     people = "path,identity,camera,view,split\n" + "".join(f"{n}.png,{n // 2},c{n % 2},{n},train\n" for n in range(4))
@@ -258,6 +275,10 @@ def formats() -> list[Format]:
         Format("cvat", _cvat, lambda root: sources.cvat(root=root, file=root / "a.xml", masks=True), ["a.xml"]),
         Format("labelme", _labelme, lambda root: sources.labelme(root=root, masks=True), ["*.json"]),
         Format("dota", small_data.dota, lambda root: sources.dota(root=root), ["labelTxt/*"]),
+        Format("kitti", small_data.kitti, lambda root: sources.kitti(root=root), ["label_2/*"]),
+        Format("visdrone", small_data.visdrone, lambda root: sources.visdrone(root=root), ["annotations/*"]),
+        Format("via", _via, lambda root: sources.via(file=root / "a.json", attribute="kind", masks=True), ["a.json"]),
+        Format("box_list", _list("t.csv", boxes), lambda root: sources.box_list(file=root / "t.csv"), ["t.csv"]),
         Format("table", _list("t.csv", table), lambda root: sources.Table(file=root / "t.csv"), ["t.csv"]),
         Format("table jsonl", _list("t.jsonl", rows), lambda root: sources.Table(file=root / "t.jsonl"), ["t.jsonl"]),
         Format(

@@ -94,7 +94,10 @@ TASKS = (
 )
 """Tasks that need a backbone only."""
 
-FOLDERS = "class_folders cuhk03 dota market1501 msmt17 in_shop online_products roboflow vehicleid veri veri_wild voc"
+FOLDERS = (
+    "class_folders cuhk03 dota kitti market1501 msmt17 in_shop online_products roboflow vehicleid veri veri_wild "
+    "visdrone voc"
+)
 """Sources of folders that ``scripts/small_data.py`` makes."""
 
 
@@ -145,6 +148,8 @@ MINIMAL: dict[tuple[str, str], dict[str, Any]] = {
     ("shapes", "progressive"): {"start": 32, "end": 64},
     ("sampler", "mixed_sources"): {"weights": [1, 3]},
     ("sampler", "mixed_identities"): {"weights": [1, 1]},
+    ("source", "box_list"): {"file": "BOXES"},
+    ("source", "via"): {"file": "VIA"},
     ("source", "coco"): {"root": "COCO", "file": "COCO_FILE"},
     ("source", "dukemtmc"): {"root": "MARKET1501"},
     ("source", "hugging_face"): {"dataset": "HUGGING_FACE"},
@@ -307,7 +312,7 @@ PATHS = {make.__name__.upper(): f".{make.__name__}" for make in SMALL_DATA} | {
     **{"IMAGES": "", "IDX": "cat", "TABLE": "list.csv", "SHARD": "shard.tar", "FRAMES": ".frames.txt"},
     **{"VIDEO_LIST": ".videos/videos.txt", "VIDEO_FOLDERS": ".videos", "PACKED_VIDEOS": ".packed"},
     **{"COCO_FILE": ".coco/annotations.json", "YOLO_FILE": ".yolo/data.yaml", "LIST": ".identities/list.csv"},
-    **{"SPLIT": ".split.json"},
+    **{"SPLIT": ".split.json", "BOXES": "boxes.csv", "VIA": "via.json"},
 }
 """Paths in the folder of data by their names in ``MINIMAL``."""
 
@@ -327,6 +332,9 @@ def data_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_split(root / ".split.json", list(Digits().split_keys())[::5])
     (root / ".frames.txt").write_text("cat 1 0\ndog 1 1\n")
     (root / "list.csv").write_text("path,label\ncat/image.png,cat\ndog/image.png,dog\n")
+    (root / "boxes.csv").write_text("path,label,xmin,ymin,xmax,ymax\ncat/image.png,cat,1,2,10,12\n")
+    region = {"shape_attributes": {"name": "rect", "x": 1, "y": 2, "width": 9, "height": 10}, "region_attributes": {}}
+    (root / "via.json").write_text(json.dumps({"0": {"filename": "cat/image.png", "regions": [region]}}))
     with tarfile.open(root / "shard.tar", "w") as shard:
         for name in ("cat", "dog"):
             (root / name / "image.cls").write_text(name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Collection, Iterator, Sequence
 from functools import cached_property
 from itertools import islice
@@ -22,7 +22,8 @@ SPLITS = {
 """Names of folders and files of each split, in lower case."""
 
 ANNOTATIONS = re.compile(
-    r"mask|label|annot|segm|ground.?truth|target|^maps?|(^|[_ -])maps?($|[_ -])|[_ -](seg|gts?)$|^(seg|gts?)$|panoptic",
+    r"mask|(?<!un)label|annot|segm|ground.?truth|target|^maps?|(^|[_ -])maps?($|[_ -])|[_ -](seg|gts?)$|"
+    r"^(seg|gts?)$|panoptic",
     re.IGNORECASE,
 )
 """Names of folders of segmentation maps and other annotations."""
@@ -114,7 +115,7 @@ class Folder:
         """Names of the folders; none if a single file was given."""
         return self._entries[1] if self.only is None else ()
 
-    @property
+    @cached_property
     def whole(self) -> Folder:
         """The folder with all of its files, also if a single one was given."""
         return self if self.only is None else Folder(self.path, self.text)
@@ -202,6 +203,16 @@ class Folder:
         """Return whether it is a link to a folder that it is in."""
         status = os.stat(self.path)
         return any(os.path.samestat(status, parent) for parent in self._parents)
+
+    @cached_property
+    def images_by_name(self) -> dict[str, list[str]]:
+        """The paths of images with a name, and with a name without its suffix, which ends with a dot here."""
+        found: dict[str, list[str]] = defaultdict(list)
+        for path in self.tree():
+            name = path.rpartition("/")[2]
+            found[name].append(path)
+            found[f"{os.path.splitext(name)[0]}."].append(path)
+        return found
 
     def _begins_with(self, suffixes: tuple[str, ...]) -> bool:
         """Return whether such a file is among the first entries, without listing all of them."""

@@ -11,9 +11,10 @@ from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from opabinia.data.decoding.images import EXTENSIONS
-from opabinia.data.layouts.folder import Folder, UnreadableLayout, listed, split_in, split_of
+from opabinia.data.layouts.box_columns import box_columns
+from opabinia.data.layouts.folder import Folder, UnreadableLayout, listed, split_of
 from opabinia.data.layouts.layout import Layout
+from opabinia.data.layouts.pairing import Place, above, locate, split_of_path
 from opabinia.data.layouts.readings import check_training, make_layout
 from opabinia.data.sources.file_names import sort_names
 from opabinia.data.sources.list_files import read_rows
@@ -27,28 +28,32 @@ _LABELS = (
 )
 _IDENTITIES = ("identity", "pid", "person_id", "individual_id", "vehicle_id", "identity_id", "object_id", "person")
 _CAMERAS = ("camera", "camid", "cam", "camera_id", "cam_id")
-_SPLIT_COLUMNS = ("split", "subset", "set", "partition", "phase", "usage")
-_BOXES = ({"xmin", "ymin"}, {"x_min", "y_min"}, {"x1", "y1"}, {"bbox"}, {"left", "top"})
+SPLIT_COLUMNS = ("split", "subset", "set", "partition", "phase", "usage")
+_FILES = 50
+"""Lists that are looked at, at most."""
 _SEPARATORS = ("|", ";", ",", " ")
 
 
 @dataclass(frozen=True)
-class _List:
+class ImageList:
     """A list of images.
 
     Attributes:
         name: the file.
         path: the column of paths.
-        root: the folder that the paths are relative to.
-        suffix: that they need.
+        place: where the images are.
         rows: the first ones.
     """
 
     name: str
     path: str
-    root: str
-    suffix: str
+    place: Place
     rows: Sequence[Mapping[str, Any]]
+
+    @property
+    def root(self) -> str:
+        """The folder that the paths are relative to."""
+        return self.place.root
 
     def values(self, column: str) -> list[Any]:
         """Return the values in a column."""
@@ -59,6 +64,14 @@ class _List:
         columns = {column.strip().lower(): column for column in self.rows[0]}
         return next((columns[name] for name in names if name in columns and columns[name] != self.path), None)
 
+    def section(self, folder: Folder, source: str) -> dict[str, Any]:
+        """Return a source of this list without other columns."""
+        section: dict[str, Any] = {"name": source, "file": folder.at(self.name)}
+        if self.root != above(self.name):
+            section["root"] = folder.at(self.root)
+        given = {"path": self.path, "prefix": self.place.prefix, "suffix": self.place.suffix}
+        return section | {key: value for key, value in given.items() if value not in ("", "path")}
+
 
 def read_lists(folder: Folder) -> Iterator[Layout]:
     """Yield the reading of lists of images: with labels, or with identities.
@@ -66,14 +79,14 @@ def read_lists(folder: Folder) -> Iterator[Layout]:
     Raises:
         UnreadableLayout: it is not clear which column has the labels, or the lists of splits do not fit together.
     """
-    tables = [table for name in _candidates(folder) if (table := _read_list(folder, name)) is not None]
+    tables = [table for name in list_files(folder) if (table := _read_list(folder, name)) is not None]
     tables = [table for table in tables if not _repeats_folders(folder, table)]
     if not tables:
         return
     if any(table.column(_IDENTITIES) for table in tables):
         yield from _identities(folder, tables)
         return
-    by_split: dict[str, _List] = {}
+    by_split: dict[str, ImageList] = {}
     unnamed = [table for table in tables if _split_of_file(table.name) is None]
     for table in tables:
         split = _split_of_file(table.name)
@@ -86,7 +99,7 @@ def read_lists(folder: Folder) -> Iterator[Layout]:
         for table in unnamed:
             options = _label_options(folder, table, needed=False)
             if options is not None:
-                section = _section(folder, table) | options
+                section = table.section(folder, "table") | options
                 stem = os.path.splitext(os.path.basename(table.name))[0]
                 yield make_layout(
                     f"list_{stem}", "classification", f"images and labels listed in {table.name}", {"train": section}
@@ -95,54 +108,47 @@ def read_lists(folder: Folder) -> Iterator[Layout]:
     yield from _split_lists(folder, by_split)
 
 
-def _candidates(folder: Folder) -> list[str]:
-    suffixes = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".txt")
-    places = [
-        "",
-        *(name for name in folder.folders if name.lower() in ("annotations", "labels", "lists", "splits", "meta")),
-        *folder.splits.values(),
-    ]
-    return [f"{place}/{name}".lstrip("/") for place in places for name in folder.sub(place).named(*suffixes)][:20]
+SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".txt")
+"""Suffixes of lists."""
+
+
+def list_files(folder: Folder) -> list[str]:
+    """Return the paths of files that may be lists, some of each folder."""
+    files = [f"{place}/{name}".lstrip("/") for place in folder.places(SUFFIXES) for name in _some(folder.sub(place))]
+    return files[:_FILES]
+
+
+def _some(folder: Folder) -> list[str]:
+    """Return a few lists in a folder; if there are many text files, these are labels of one image each."""
+    texts = folder.named(".txt")
+    return [name for name in folder.named(*SUFFIXES) if len(texts) <= _FILES or name not in texts][:_FILES]
 
 
 def _split_of_file(name: str) -> str | None:
-    return split_in(os.path.splitext(name)[0])
+    return split_of_path(os.path.splitext(name)[0])
 
 
-def _read_list(folder: Folder, name: str) -> _List | None:
-    """Return a list of images; None if no column has their paths.
-
-    Raises:
-        UnreadableLayout: it lists boxes.
-    """
+def _read_list(folder: Folder, name: str) -> ImageList | None:
+    """Return a list of images; None if no column has their paths, or it lists boxes."""
     file = folder.path / name
-    columns = _parquet_columns(file) if name.lower().endswith(".parquet") else ()
+    columns = parquet_columns(file) if name.lower().endswith(".parquet") else ()
     rows: list[dict[str, Any]] = []
     with suppress(ValueError):  # the source reports the line if it is a list of images
         rows.extend(row for _, row in islice(read_rows(file, columns), _SAMPLED))
-    if not rows:
-        return None
-    place = name.rpartition("/")[0]
-    whole = folder.whole
-    roots = dict.fromkeys([place, "", "images", "image", "imgs", "img", "data", *whole.folders[:50]])
+    return find_paths(folder, name, rows) if rows and not box_columns(list(rows[0])) else None
+
+
+def find_paths(folder: Folder, name: str, rows: Sequence[Mapping[str, Any]]) -> ImageList | None:
+    """Return a list with its column of paths of images; None if it has none."""
     for column in rows[0]:
         values = [str(row.get(column) or "").strip() for row in rows[:20]]
-        for suffix in ("", *EXTENSIONS) if all(values) else ():
-            names = [value + suffix for value in values]
-            if not all(name.lower().endswith(EXTENSIONS) for name in names):
-                continue
-            for root in roots:
-                if sum(whole.has(f"{root}/{name}".lstrip("/")) for name in names) >= 0.8 * len(names):
-                    if any(boxes <= {key.strip().lower() for key in rows[0]} for boxes in _BOXES):
-                        raise UnreadableLayout(
-                            f"{folder.at(name)} lists boxes, which are read from COCO's, YOLO's and Pascal VOC's "
-                            "formats only; convert it to one of them"
-                        )
-                    return _List(name, column, root, suffix, rows)
+        place = locate(folder, values, _split_of_file(name)) if all(values) else None
+        if place is not None:
+            return ImageList(name, column, place, rows)
     return None
 
 
-def _repeats_folders(folder: Folder, table: _List) -> bool:
+def _repeats_folders(folder: Folder, table: ImageList) -> bool:
     """Return whether the labels in a list are the names of the folders of the images, or it has none: then the folders
     are read."""
     parents = [PurePosixPath(table.root, str(value)).parent.name for value in table.values(table.path)]
@@ -152,8 +158,8 @@ def _repeats_folders(folder: Folder, table: _List) -> bool:
     return options is None or parents == table.values(options.get("label", "label"))
 
 
-def _parquet_columns(file: Path) -> list[str]:
-    """Return the columns with texts and integers; none without pyarrow.
+def parquet_columns(file: Path, *, nested: bool = False) -> list[str]:
+    """Return the columns with texts and integers, and with numbers and lists if ``nested``; none without pyarrow.
 
     Raises:
         UnreadableLayout: the images are in the file.
@@ -169,29 +175,21 @@ def _parquet_columns(file: Path) -> list[str]:
         return []
     if any(kind == "binary" or "bytes: binary" in kind for kind in types.values()):
         raise UnreadableLayout(f"{file} holds the images themselves; load it by the datasets library, and save_to_disk")
-    return [name for name, kind in types.items() if kind in ("string", "large_string", "int64", "int32")]
-
-
-def _section(folder: Folder, table: _List) -> dict[str, Any]:
-    """Return the source without the column of labels."""
-    section: dict[str, Any] = {"name": "table", "file": folder.at(table.name)}
-    if table.root != table.name.rpartition("/")[0]:
-        section["root"] = folder.at(table.root)
-    section |= {"path": table.path} if table.path != "path" else {}
-    return section | ({"suffix": table.suffix} if table.suffix else {})
+    wanted = ("string", "large_string", "int64", "int32")
+    return [name for name, kind in types.items() if kind in wanted or (nested and not kind.startswith("struct"))]
 
 
 # --- labels -----------------------------------------------------------------------------------------------------------
 
 
-def _label_options(folder: Folder, table: _List, *, needed: bool = True) -> dict[str, Any] | None:
+def _label_options(folder: Folder, table: ImageList, *, needed: bool = True) -> dict[str, Any] | None:
     """Return the options of the source ``table`` for the labels; None if there are none and none are ``needed``.
 
     Raises:
         UnreadableLayout: it is not clear which column has them.
     """
     column = table.column(_LABELS)
-    others = [name for name in table.rows[0] if name != table.path and name.lower() not in _SPLIT_COLUMNS]
+    others = [name for name in table.rows[0] if name != table.path and name.lower() not in SPLIT_COLUMNS]
     if column is None:
         marks = [
             name
@@ -241,11 +239,11 @@ def _several(column: str, values: Sequence[Any]) -> dict[str, Any]:
     return {"multi_label": True} if any(value in (None, "") for value in values) else {}
 
 
-def _one_list(folder: Folder, table: _List) -> Iterator[Layout]:
+def _one_list(folder: Folder, table: ImageList) -> Iterator[Layout]:
     """Yield the reading of one list, which may have a column with the split."""
-    section = _section(folder, table) | (_label_options(folder, table) or {})
+    section = table.section(folder, "table") | (_label_options(folder, table) or {})
     sections: dict[str, dict[str, Any]] = {"train": section}
-    column = table.column(_SPLIT_COLUMNS)
+    column = table.column(SPLIT_COLUMNS)
     if column is not None:
         values = {str(row[column]).strip() for _, row in read_rows(folder.path / table.name, [column])}
         splits = {split: value for value in sorted(values) if (split := split_of(value))}
@@ -257,15 +255,16 @@ def _one_list(folder: Folder, table: _List) -> Iterator[Layout]:
     yield make_layout("list", "classification", description, sections, notes=notes)
 
 
-def _top_folders(table: _List) -> set[str]:
+def _top_folders(table: ImageList) -> set[str]:
     return {str(value).partition("/")[0] for value in table.values(table.path)} if not table.root else set()
 
 
-def _split_lists(folder: Folder, by_split: Mapping[str, _List]) -> Iterator[Layout]:
+def _split_lists(folder: Folder, by_split: Mapping[str, ImageList]) -> Iterator[Layout]:
     """Yield the reading of a list for each split."""
     check_training(folder, {split: {} for split in by_split}, "expected train.csv")
     sections = {
-        split: _section(folder, table) | (_label_options(folder, table) or {}) for split, table in by_split.items()
+        split: table.section(folder, "table") | (_label_options(folder, table) or {})
+        for split, table in by_split.items()
     }
     classes = _labels(folder, by_split["train"], sections["train"])
     for split, table in by_split.items():
@@ -284,7 +283,7 @@ def _split_lists(folder: Folder, by_split: Mapping[str, _List]) -> Iterator[Layo
     yield make_layout("list", "classification", description, sections, notes=folder.others(used))
 
 
-def _labels(folder: Folder, table: _List, section: Mapping[str, Any]) -> list[str]:
+def _labels(folder: Folder, table: ImageList, section: Mapping[str, Any]) -> list[str]:
     """Return all labels in a list, in the order of the source."""
     if "label_columns" in section:
         return list(section["label_columns"])
@@ -301,7 +300,7 @@ def _labels(folder: Folder, table: _List, section: Mapping[str, Any]) -> list[st
 # --- identities -------------------------------------------------------------------------------------------------------
 
 
-def _identities(folder: Folder, tables: Sequence[_List]) -> Iterator[Layout]:
+def _identities(folder: Folder, tables: Sequence[ImageList]) -> Iterator[Layout]:
     """Yield the reading of a list of images with identities.
 
     Raises:
@@ -311,13 +310,14 @@ def _identities(folder: Folder, tables: Sequence[_List]) -> Iterator[Layout]:
         names = listed([folder.at(table.name) for table in tables])
         raise UnreadableLayout(f"{names} have identities; expected one list with a column split ({', '.join(SUBSETS)})")
     table = tables[0]
-    if table.suffix:
-        raise UnreadableLayout(f"{folder.at(table.name)}: write paths with their suffix, {table.suffix}")
+    if table.place.suffix or table.place.prefix:
+        example = f"{folder.at(table.name)}: write paths as they are below {folder.at(table.root)}"
+        raise UnreadableLayout(f"{example}, with their suffix")
     usual = {"path": table.path, "identity": table.column(_IDENTITIES), "camera": table.column(_CAMERAS)}
     section = {"name": "identities", "file": folder.at(table.name)}
     section |= {} if table.root == table.name.rpartition("/")[0] else {"root": folder.at(table.root)}
     columns: dict[str, Any] = {key: column for key, column in usual.items() if column != key}
-    column = table.column(_SPLIT_COLUMNS)
+    column = table.column(SPLIT_COLUMNS)
     values = {str(row[column]).strip() for _, row in read_rows(folder.path / table.name, [column])} if column else set()
     if not column or not values <= {*SUBSETS}:
         given = f"the column {column} has {listed(sorted(values))}, not {', '.join(SUBSETS)}, and is not used"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from opabinia.data.decoding.images import EXTENSIONS
 from opabinia.data.layouts.folder import Folder, UnreadableLayout, split_in
@@ -18,6 +20,52 @@ _USUAL = ("jpegimages", "images", "image", "imgs", "img", "photos")
 """Names of folders of images beside those of annotations, in lower case; the first that there is counts."""
 
 _SAMPLED = 100
+
+
+class Place(NamedTuple):
+    """Where the images of a list are: paths in it are below ``root`` after ``prefix`` is removed and ``suffix`` added.
+
+    Attributes:
+        root: the folder below the one that is read.
+        prefix: beginning of the paths that is removed, such as the folder of another machine.
+        suffix: of the images, if the list has none.
+    """
+
+    root: str
+    prefix: str
+    suffix: str
+
+
+def locate(folder: Folder, values: Sequence[str], split: str | None = None) -> Place | None:
+    """Return where the images with these paths or names are; None if fewer than half of them are found.
+
+    Args:
+        folder: that they are searched in.
+        values: paths, with or without suffix, relative to any folder.
+        split: of the list, whose images are preferred.
+    """
+    index = folder.whole.images_by_name
+    counts: Counter[Place] = Counter()
+    for value in (value.replace("\\", "/") for value in values):
+        base = value.rpartition("/")[2]
+        places = {_place(value, path) for path in index.get(base, ()) or index.get(f"{base}.", ())}
+        fewest = min((place.prefix.count("/") for place in places), default=0)
+        counts.update(place for place in places if place.prefix.count("/") == fewest)
+    if not counts:
+        return None
+    best = max(counts, key=lambda place: (counts[place], split_of_path(place.root) == split, -place.root.count("/")))
+    return best if counts[best] >= len(values) / 2 else None
+
+
+def _place(value: str, path: str) -> Place:
+    """Return what makes the path of an image of a path in a list, which has the same name."""
+    suffix = "" if value.rpartition("/")[2] == path.rpartition("/")[2] else os.path.splitext(path)[1]
+    written, real = value.split("/"), path.removesuffix(suffix).split("/")
+    same = 0
+    while same < min(len(written), len(real)) and written[-1 - same] == real[-1 - same]:
+        same += 1
+    prefix = "".join(f"{part}/" for part in written[: len(written) - same])
+    return Place("/".join(real[: len(real) - same]), "" if prefix == "./" else prefix, suffix)
 
 
 def above(place: str) -> str:

@@ -11,6 +11,7 @@ from opabinia.config import ConfigError, Problem
 from opabinia.data.decoding.images import EXTENSIONS as IMAGES
 from opabinia.data.decoding.video import EXTENSIONS as VIDEOS
 from opabinia.data.layouts.annotation_tools import read_cvat, read_labelme, read_voc
+from opabinia.data.layouts.box_lists import read_box_lists
 from opabinia.data.layouts.class_folders import read_class_folders, read_video_folders
 from opabinia.data.layouts.coco_files import read_coco
 from opabinia.data.layouts.folder import DoubtfulLayout, Folder, UnreadableLayout, listed
@@ -22,7 +23,9 @@ from opabinia.data.layouts.maps import read_map_list, read_maps
 from opabinia.data.layouts.packed import read_hugging_face, read_idx, read_shards
 from opabinia.data.layouts.readings import convert
 from opabinia.data.layouts.sketches import describe_unrecognized, nearest_layouts
+from opabinia.data.layouts.text_files import read_kitti, read_visdrone
 from opabinia.data.layouts.text_labels import read_dota, read_yolo
+from opabinia.data.layouts.via import read_via_files
 from opabinia.data.layouts.videos import read_packed_videos, read_video_lists
 from opabinia.runtime.files import describe_missing
 from opabinia.runtime.local_copies import local_copy
@@ -33,12 +36,22 @@ Reader = Callable[[Folder], Iterator[Layout]]
 
 _READERS: Sequence[Sequence[Reader]] = (
     (
-        *(read_coco, read_yolo, read_voc, read_labelme, read_cvat, read_dota),
+        *(
+            read_coco,
+            read_yolo,
+            read_voc,
+            read_labelme,
+            read_cvat,
+            read_via_files,
+            read_dota,
+            read_kitti,
+            read_visdrone,
+        ),
         *(read_maps, read_map_list, read_named_identities),
         *(read_hugging_face, read_idx, read_packed_videos, read_video_lists),
     ),
     (read_shards,),
-    (read_lists, read_class_folders, read_video_folders),
+    (read_box_lists, read_lists, read_class_folders, read_video_folders),
 )
 """Readers by how unmistakable their files are. Those of a group are asked if the groups before recognize nothing, and
 that of unlabeled images at last."""

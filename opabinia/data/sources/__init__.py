@@ -6,6 +6,7 @@ Shared by several formats: ``*_base``, ``folder``, ``in_memory``, ``list_files``
 
 from opabinia.data.sources.annotation_tools import cvat as cvat
 from opabinia.data.sources.annotation_tools import labelme as labelme
+from opabinia.data.sources.box_lists import box_list as box_list
 from opabinia.data.sources.coco import coco as coco
 from opabinia.data.sources.coco import roboflow as roboflow
 from opabinia.data.sources.coco_panoptic import coco_panoptic as coco_panoptic
@@ -55,6 +56,9 @@ from opabinia.data.sources.synthetic import Synthetic as Synthetic
 from opabinia.data.sources.table import ImagePairs as ImagePairs
 from opabinia.data.sources.table import Table as Table
 from opabinia.data.sources.table import identity_table as identity_table
+from opabinia.data.sources.text_boxes import kitti as kitti
+from opabinia.data.sources.text_boxes import visdrone as visdrone
+from opabinia.data.sources.via import via as via
 from opabinia.data.sources.video_lists import VideoList as VideoList
 from opabinia.data.sources.videos import FrameFolders as FrameFolders
 from opabinia.data.sources.videos import Videos as Videos

@@ -21,34 +21,48 @@ Row = tuple[str, dict[str, Any]]
 """Location of a row, such as ``line 3``, and its values by column."""
 
 
-def read_rows(file: Path, columns: Sequence[str]) -> Iterator[Row]:
+def read_rows(
+    file: Path, columns: Sequence[str], *, header: Sequence[str] | None = None, separator: str | None = None
+) -> Iterator[Row]:
     """Read a list by its suffix: .csv, .tsv, .jsonl (or .ndjson), .parquet (needs pyarrow); or .txt, without a header
     line, with ``path`` and ``label`` in each line.
+
+    Args:
+        file: the list.
+        columns: names of columns that it must have.
+        header: names of all columns of a .csv, .tsv or .txt file that has no line with them.
+        separator: between the cells of such a file; with one, a .txt is read like a .csv.
 
     Raises:
         ValueError: the file cannot be read, or a row is incomplete or lacks one of ``columns``; the text names file and
             line.
     """
     file = existing_file(file)
-    readers = {".csv": _csv_rows, ".tsv": _csv_rows, ".jsonl": _json_rows, ".ndjson": _json_rows}
-    reader = {**readers, ".parquet": _parquet_rows, ".txt": _text_rows}.get(file.suffix.lower())
-    if reader is None:
-        raise ValueError(f"{file}: a list must be .csv, .tsv, .jsonl, .parquet or .txt")
+    suffix = file.suffix.lower()
+    readers = {".jsonl": _json_rows, ".ndjson": _json_rows, ".parquet": _parquet_rows, ".txt": _text_rows}
     try:
-        yield from reader(file, columns)
+        if suffix in (".csv", ".tsv") or (suffix == ".txt" and separator):
+            yield from _csv_rows(file, columns, header, separator or ("\t" if suffix == ".tsv" else ","))
+        elif suffix not in readers:
+            raise ValueError(f"{file}: a list must be .csv, .tsv, .jsonl, .parquet or .txt")
+        elif header or separator:
+            raise ValueError(f"{file}: header and separator are for .csv, .tsv and .txt")
+        else:
+            yield from readers[suffix](file, columns)
     except UnicodeDecodeError as error:
         raise ValueError(f"{file} is not UTF-8: {error.reason} at byte {error.start}") from error
     except OSError as error:
         raise ValueError(f"{file} cannot be read: {error.strerror or error}") from error
 
 
-def _csv_rows(file: Path, columns: Sequence[str]) -> Iterator[Row]:
-    delimiter = "\t" if file.suffix.lower() == ".tsv" else ","
+def _csv_rows(file: Path, columns: Sequence[str], header: Sequence[str] | None, separator: str) -> Iterator[Row]:
+    if len(separator) != 1:
+        raise ValueError(f"{file}: separator is {separator!r}, expected one character")
     with file.open(encoding="utf-8-sig", newline="") as lines:
-        reader = csv.reader(lines, delimiter=delimiter, strict=True)
+        reader = csv.reader(lines, delimiter=separator, strict=True)
         start = 1
         try:
-            header = next(reader, [])
+            header = next(reader, []) if header is None else header
             _check_columns(file, header, columns)
             start = reader.line_num + 1
             for values in reader:
@@ -131,6 +145,12 @@ def cell_text(value: Any, where: str) -> str:
     if text.lower() == "nan":
         raise ValueError(f"{where} is {text}, expected a name or a number")
     return text
+
+
+def listed_path(text: str, prefix: str) -> str:
+    """Return a path in a list without the prefix, which is the folder of another machine; slashes replace the
+    backslashes of a path of Windows."""
+    return (text if "/" in text else text.replace("\\", "/")).removeprefix(prefix)
 
 
 def read_lines(file: Path) -> list[tuple[str, str]]:

@@ -18,7 +18,7 @@ from opabinia.contracts import Channels, InputPath, SourceInfo
 from opabinia.data.sources.annotation_values import parse_flag
 from opabinia.data.sources.file_names import decode_name, sort_names
 from opabinia.data.sources.labels import class_indices, multi_hot
-from opabinia.data.sources.list_files import cell_text, check_files_exist, read_lines, read_rows
+from opabinia.data.sources.list_files import cell_text, check_files_exist, listed_path, read_lines, read_rows
 from opabinia.data.sources.named import ImageFiles
 from opabinia.data.sources.reid_base import ReidImage, ReidSplit, Split, identity_files, open_split, read_split
 
@@ -40,6 +40,7 @@ class Table(ImageFiles):
         root: the folder that the paths are relative to; the list's own folder when not given.
         path: the column with the paths.
         label: the column with the labels.
+        prefix: beginning of the paths that is removed, such as the folder of another machine.
         suffix: added to each path, such as ``.jpg``.
         label_columns: in place of ``label``: a column for each class, with 1 if an image has it and 0 (or -1) if not.
         classes: labels in the order of their numbers; all that occur in the list, sorted (integers by value), or
@@ -62,6 +63,7 @@ class Table(ImageFiles):
         root: InputPath | None = None,
         path: str = "path",
         label: str = "label",
+        prefix: str = "",
         suffix: str = "",
         label_columns: list[str] | None = None,
         classes: list[str] | None = None,
@@ -89,7 +91,7 @@ class Table(ImageFiles):
                 if row_split != split:
                     continue
             locations.append(location)
-            paths.append(cell_text(row[path], f"{place}: {path}") + suffix)
+            paths.append(listed_path(cell_text(row[path], f"{place}: {path}"), prefix) + suffix)
             labels.append(names)
         if not paths:
             listed = f" of split {split!r}; splits: {', '.join(sorted(splits)[:9])}" if splits else ""

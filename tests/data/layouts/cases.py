@@ -24,6 +24,7 @@ from tests.data.layouts.folders import (
     shards,
     steps,
     text,
+    via_json,
     videos,
     voc_xml,
     yolo,
@@ -31,6 +32,9 @@ from tests.data.layouts.folders import (
 
 TWO = ["1.jpg", "2.jpg"]
 SELFSUP = {"task": "selfsup"}
+TF = "filename,width,height,class,xmin,ymin,xmax,ymax\n"
+KITTI = "0.00 0 -1.58 1 1 5 5 1.5 1.6 3.7 1.8 1.5 8.4 0.01"
+VISDRONE = "0,0,3,3,0,0,0,0\n1,1,4,4,1,4,0,0\n2,2,3,3,1,11,0,0,\n"
 YAML = "path: .\ntrain: images/train\nval: images/val\nnames: [cat, dog]\n"
 
 CLASSIFICATION = [
@@ -132,6 +136,15 @@ CLASSIFICATION = [
         steps(images("{1..3}.jpg"), text("_classes.csv", "filename,cat,dog\n1.jpg,1,0\n2.jpg,1,1\n3.jpg,0,0\n")),
         *("list", "classification", 3),
         classes=["cat", "dog"],
+    ),
+    Case(
+        "list with paths of another machine",
+        steps(
+            images("a/images/{1..4}.jpg"),
+            text("labels.csv", "p,label\n" + "".join(f"C:\\x\\images\\{i}.jpg,{i % 2}\n" for i in range(1, 5))),
+        ),
+        *("list", "classification", 4),
+        classes=["0", "1"],
     ),
     Case(
         "lines of JSON",
@@ -460,6 +473,116 @@ DETECTION = [
         "CVAT in a folder with any name",
         steps(images("pics/{1..2}.jpg"), text("shapes/mine.xml", cvat_xml(TWO))),
         *("cvat", "detection", 2),
+    ),
+    Case(
+        "VIA",
+        steps(
+            images("{train,val}/{1..2}.jpg"),
+            content("train/via_region_data.json", via_json(TWO)),
+            content("train/project.json", {"_via_settings": {}, "_via_img_metadata": via_json(TWO)}),
+            content("val/via_region_data.json", via_json(TWO)),
+        ),
+        *("via", "detection", 2, 2),
+        classes=["cat"],
+        notes=["--task instance_segmentation"],
+    ),
+    Case(
+        "VIA as CSV, with images in another folder",
+        steps(
+            images("pics/{1..2}.jpg"),
+            text(
+                "via.csv",
+                "filename,file_size,file_attributes,region_count,region_id,region_shape_attributes,region_attributes\n"
+                '1.jpg,1,{},1,0,"{""name"":""rect"",""x"":1,""y"":1,""width"":4,""height"":4}",{}\n2.jpg,1,{},0,0,{},{}\n',
+            ),
+        ),
+        *("via", "instance_segmentation", 2),
+        given={"task": "instance_segmentation"},
+        classes=["object"],
+    ),
+    Case(
+        "KITTI",
+        steps(
+            images("training/image_2/{000001..000002}.png", "testing/image_2/000001.png"),
+            text("training/label_2/000001.txt", f"Car {KITTI}\nDontCare {KITTI}\n"),
+            text("training/label_2/000002.txt", f"Tram {KITTI}\n"),
+        ),
+        *("kitti", "detection", 2),
+        classes=["Car", "Tram"],
+        notes=["not read: testing/"],
+    ),
+    Case(
+        "VisDrone",
+        steps(
+            images("drone-{train,val}/images/{1..2}.jpg"),
+            *(text(f"drone-{split}/annotations/{i}.txt", VISDRONE) for split in ("train", "val") for i in (1, 2)),
+        ),
+        *("visdrone", "detection", 2, 2),
+    ),
+    Case(
+        "list of boxes",
+        steps(
+            images("images/{train,test}/{1..3}.jpg"),
+            text("data/train_labels.csv", f"{TF}1.jpg,8,8,cat,1,1,5,5\n1.jpg,8,8,dog,0,0,8,8\n2.jpg,8,8,cat,0,0,4,4\n"),
+            text("data/test_labels.csv", f"{TF}3.jpg,8,8,cat,1,1,5,5\n"),
+            text("data/all_labels.csv", f"{TF}1.jpg,8,8,cat,1,1,5,5\n"),
+        ),
+        *("boxes", "detection", 2, None, 1),
+        classes=["cat", "dog"],
+    ),
+    Case(
+        "list of boxes without names of columns, with paths of another machine",
+        steps(
+            images("pics/{1..3}.jpg"),
+            text(
+                "boxes.csv", "/home/me/pics/1.jpg,1,2,6,7,a\n/home/me/pics/2.jpg,,,,,\n/home/me/pics/1.jpg,0,0,4,4,b\n"
+            ),
+            text("classes.csv", "a,0\nb,1\n"),
+        ),
+        *("boxes", "detection", 2),
+        classes=["a", "b"],
+    ),
+    Case(
+        "list of boxes with semicolons",
+        steps(images("{1..2}.jpg"), text("gt.txt", "1.jpg;3;3;6;7;11\n2.jpg;4;4;8;8;9\n")),
+        *("boxes", "detection", 2),
+        classes=["9", "11"],
+    ),
+    Case(
+        "list of boxes in fractions",
+        steps(
+            images("x/train/{a,b}.jpg"),
+            text(
+                "train-annotations-bbox.csv",
+                "ImageID,Source,LabelName,Confidence,XMin,XMax,YMin,YMax\na,x,/m/1,1,0.1,0.5,0.2,0.9\nb,x,/m/2,1,0,1,0,1\n",
+            ),
+        ),
+        *("boxes", "detection", 2),
+        classes=["/m/1", "/m/2"],
+    ),
+    Case(
+        "list of boxes in one column, without classes",
+        steps(
+            images("train/{a,b,c}.jpg"),
+            text(
+                "train.csv", 'image_id,width,height,bbox,source\na,8,8,"[4.0, 4.0, 4, 3]",x\nb,8,8,"[0, 5, 3, 3]",y\n'
+            ),
+        ),
+        *("boxes", "detection", 2),
+        classes=["object"],
+        notes=["no column has classes (width, height, source)"],
+    ),
+    Case(
+        "list of boxes with a split column",
+        steps(
+            images("{1..3}.jpg"),
+            text(
+                "a.csv",
+                "path,kind_of_class,x,y,w,h,set\n1.jpg,a,1,1,2,2,train\n2.jpg,b,1,1,2,2,train\n3.jpg,a,1,1,2,2,val\n",
+            ),
+        ),
+        *("boxes", "detection", 2, 1),
+        classes=["a", "b"],
     ),
     Case("CVAT", steps(images("images/{1..2}.jpg"), text("annotations.xml", cvat_xml(TWO))), "cvat", "detection", 2),
     Case(
@@ -845,6 +968,21 @@ AMBIGUOUS = [
         ["2 images without labels among 5 files", "--task selfsup"],
     ),
     Wrong(
+        "two files of VIA",
+        steps(images("{1..2}.jpg"), content("a.json", via_json(TWO)), content("b.json", via_json(TWO[:1]))),
+        ["a.json", "b.json", "remove or rename all but one"],
+    ),
+    Wrong(
+        "two lists of boxes",
+        steps(images("{1..2}.jpg"), *(text(f"{name}.csv", f"{TF}1.jpg,8,8,cat,1,1,5,5\n") for name in "ab")),
+        ["--layout boxes_a", "--layout boxes_b"],
+    ),
+    Wrong(
+        "a list of boxes to test on",
+        steps(images("{1..2}.jpg"), text("test.csv", f"{TF}1.jpg,8,8,cat,1,1,5,5\n")),
+        ["test", "none to train on"],
+    ),
+    Wrong(
         "a list and class folders",
         steps(images("{a,b}/{1..2}.jpg"), text("x.csv", "path,label\na/1.jpg,u\na/2.jpg,v\nb/1.jpg,u\nb/2.jpg,v\n")),
         ["--layout list", "--layout class_folders"],
@@ -869,8 +1007,8 @@ BROKEN = [
     ),
     Wrong(
         "annotations of another format",
-        steps(images("{1..2}.jpg"), text("via.json", '{"1.jpg": {"regions": []}}')),
-        ["2 images", "via.json is not recognized", "nearest", "--task selfsup"],
+        steps(images("{1..2}.jpg"), text("other.json", '{"1.jpg": {"areas": []}}')),
+        ["2 images", "other.json is not recognized", "nearest", "--task selfsup"],
     ),
     Wrong(
         "several folders of data",
@@ -994,11 +1132,6 @@ BROKEN = [
         "an XML file of CVAT without images",
         text("annotations.xml", cvat_xml(TWO)),
         ["annotations.xml", "1.jpg", "not found"],
-    ),
-    Wrong(
-        "boxes in a list",
-        steps(images("{1..2}.jpg"), text("a.csv", "path,label,xmin,ymin\n1.jpg,a,1,2\n2.jpg,b,1,2\n")),
-        ["a.csv lists boxes", "COCO"],
     ),
     Wrong(
         "a list without labels",

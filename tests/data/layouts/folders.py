@@ -116,6 +116,13 @@ def labelme_json(image: str, label: str = "cat") -> dict[str, Any]:
     return {"version": "5", "shapes": [shape], "imagePath": image, "imageHeight": 8, "imageWidth": 8}
 
 
+def via_json(names: Sequence[str], label: str = "cat") -> dict[str, Any]:
+    """Return a file of VIA with a rectangle in each image."""
+    shape = {"name": "rect", "x": 1, "y": 1, "width": 4, "height": 4}
+    region = {"shape_attributes": shape, "region_attributes": {"kind": label, "class": label}}
+    return {f"{name}1": {"filename": name, "size": 1, "regions": [region], "file_attributes": {}} for name in names}
+
+
 def cvat_xml(names: Sequence[str]) -> str:
     """Return a file of CVAT with one polygon in each image."""
     shape = '<polygon label="cat" points="1,1;5,1;5,5" z_order="0"/>'

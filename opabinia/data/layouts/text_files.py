@@ -1,0 +1,95 @@
+"""Text files with the boxes of an image each, in pixels: the formats of KITTI and VisDrone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from opabinia.data.layouts.folder import Folder, listed
+from opabinia.data.layouts.layout import Layout
+from opabinia.data.layouts.pairing import above, check_alone, images_of, several, split_of_path
+from opabinia.data.layouts.readings import Sections, check_training, make_layout
+from opabinia.data.sources.text_boxes import VISDRONE_CLASSES
+
+_NUMBER = r"-?\d+(\.\d+)?(e-?\d+)?"
+_KITTI = re.compile(rf"[A-Za-z]\S*(\s+{_NUMBER}){{14,15}}\s*")
+_VISDRONE = re.compile(r"\s*(-?\d+,){7}-?\d+,?\s*")
+_FILES = 20
+"""Files of a folder that are looked at."""
+
+
+def read_kitti(folder: Folder) -> Iterator[Layout]:
+    """Yield the reading of text files of KITTI's format of objects.
+
+    Raises:
+        UnreadableLayout: there is nothing to train on, or the names of folders do not say which split each is.
+    """
+    places = _places(folder, _KITTI)
+    if not places:
+        return
+    classes = sorted(
+        {
+            line.split()[0]
+            for _, labels in places.values()
+            for name in folder.sub(labels).named(".txt")
+            for line in folder.sub(labels).head(name, 1 << 20).splitlines()
+            if line.strip()
+        }
+        - {"DontCare"}
+    )
+    sections = {
+        split: {"name": "kitti", "root": folder.text, "images": images, "labels": labels, "classes": classes}
+        for split, (images, labels) in places.items()
+    }
+    yield _layout(folder, "kitti", f"boxes of {len(classes)} classes in KITTI's format", places, sections)
+
+
+def read_visdrone(folder: Folder) -> Iterator[Layout]:
+    """Yield the reading of text files of VisDrone's format.
+
+    Raises:
+        UnreadableLayout: there is nothing to train on, or the names of folders do not say which split each is.
+    """
+    places = _places(folder, _VISDRONE)
+    sections = {
+        split: {"name": "visdrone", "root": folder.text, "images": images, "labels": labels}
+        for split, (images, labels) in places.items()
+    }
+    if places:
+        names = listed(VISDRONE_CLASSES, 3)
+        yield _layout(folder, "visdrone", f"boxes in VisDrone's format, of its classes {names}", places, sections)
+
+
+def _layout(
+    folder: Folder,
+    name: str,
+    description: str,
+    places: dict[str, tuple[str, str]],
+    sections: Sections,
+) -> Layout:
+    check_training(folder, sections, "expected a folder train")
+    used = [place.partition("/")[0] for pair in places.values() for place in pair]
+    check_alone(folder, used)
+    return make_layout(name, "detection", description, sections, notes=folder.others(used))
+
+
+def _places(folder: Folder, line: re.Pattern[str]) -> dict[str, tuple[str, str]]:
+    """Return the folders of images and of text files with such lines of each split.
+
+    Raises:
+        UnreadableLayout: there are several, and their names do not say which split each is.
+    """
+    found: dict[str, tuple[str, str]] = {}
+    for labels in folder.places((".txt",)) if folder.only is None else ():
+        inner = folder.sub(labels)
+        lines = [
+            text for name in inner.named(".txt")[:_FILES] for text in inner.head(name).splitlines() if text.strip()
+        ]
+        images = images_of(folder, labels, ".txt", above(labels)) if lines and all(map(line.fullmatch, lines)) else None
+        if images is None:
+            continue
+        split = split_of_path(labels) or "train"
+        if split in found:
+            raise several(folder, [found[split][1], labels])
+        found[split] = images, labels
+    return found
