@@ -332,9 +332,12 @@ def data_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_split(root / ".split.json", list(Digits().split_keys())[::5])
     (root / ".frames.txt").write_text("cat 1 0\ndog 1 1\n")
     (root / "list.csv").write_text("path,label\ncat/image.png,cat\ndog/image.png,dog\n")
-    (root / "boxes.csv").write_text("path,label,xmin,ymin,xmax,ymax\ncat/image.png,cat,1,2,10,12\n")
+    (root / "boxes.csv").write_text(
+        "path,label,xmin,ymin,xmax,ymax\ncat/image.png,a,1,2,10,12\ndog/image.png,b,1,2,9,9\n"
+    )
     region = {"shape_attributes": {"name": "rect", "x": 1, "y": 2, "width": 9, "height": 10}, "region_attributes": {}}
-    (root / "via.json").write_text(json.dumps({"0": {"filename": "cat/image.png", "regions": [region]}}))
+    files = [{"filename": f"{name}/image.png", "regions": [region]} for name in ("cat", "dog")]
+    (root / "via.json").write_text(json.dumps(files))
     with tarfile.open(root / "shard.tar", "w") as shard:
         for name in ("cat", "dog"):
             (root / name / "image.cls").write_text(name)
@@ -843,6 +846,8 @@ TESTED_ELSEWHERE = {
     f"{DATA}/test_revisited.py": ("revisited",),
     f"{DATA}/test_cuhk03_archive.py": ("cuhk03_archive",),
     f"{DATA}/test_hugging_face.py": ("hugging_face",),
+    f"{DATA}/test_parquet_images.py": ("parquet_images",),
+    f"{DATA}/test_sources.py": ("named_images",),
 }
 """Parts that fit none of the checks, since they need data of their own, large images or an extra, by the file of their
 tests."""

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from opabinia.data.layouts.folder import Folder, UnreadableLayout, listed, split_in, split_of
+from opabinia.data.layouts.folder import DoubtfulLayout, Folder, UnreadableLayout, listed, split_in, split_of
 from opabinia.data.layouts.layout import Layout
 from opabinia.data.layouts.pairing import above, check_alone, images_of, several, split_of_path
 from opabinia.data.layouts.readings import check_training, make_layout, with_alternatives, with_masks
@@ -146,6 +146,8 @@ def read_labelme(folder: Folder) -> Iterator[Layout]:
     if len(places) > 1 and "" in places.values():
         raise several(folder, [place for group in by_split.values() for place in group])
     names = sorted({name for place in places.values() for name in _labelme_names(folder.sub(place))})
+    if not names:
+        raise DoubtfulLayout(f"{folder.text} has JSON files of LabelMe without shapes; flags of images are not read")
     classes: Mapping[str, Any] = {"classes": names} if len(places) > 1 else {}
     sections: dict[str, dict[str, Any]] = {}
     for split, place in places.items():

@@ -12,31 +12,21 @@ from opabinia.data.sources.box_lists import Corners
 
 _CORNERS = (
     *("xmin ymin xmax ymax", "x1 y1 x2 y2", "x0 y0 x1 y1", "left top right bottom", "xleft ytop xright ybottom"),
-    *(
-        "xtl ytl xbr ybr",
-        "minx miny maxx maxy",
-        "startx starty endx endy",
-        "xstart ystart xend yend",
-    ),
+    *("xtl ytl xbr ybr", "minx miny maxx maxy", "startx starty endx endy", "xstart ystart xend yend"),
 )
 _CORNER_SIZES = (
     *("x y width height", "x y w h", "left top width height", "xmin ymin width height", "xmin ymin w h"),
     *("x1 y1 w h", "x1 y1 width height", "left top w h"),
 )
 _CENTER_SIZES = (
-    "xcenter ycenter width height",
-    "xc yc w h",
-    "cx cy w h",
-    "centerx centery width height",
-    "xc yc width height",
+    *("xcenter ycenter width height", "xcenter ycenter w h", "centerx centery width height", "xc yc width height"),
+    *("xc yc w h", "cx cy w h"),
 )
 UNNAMED = ("number1", "number2", "number3", "number4")
 """Names for columns of a list that has none."""
 _MARK = re.compile(r"^(bbox|bndbox|boundingbox|box|bb|roi)|(bbox|box)$")
-"""What names of columns of boxes may begin and end with."""
+"""Beginnings and ends of names of columns of boxes."""
 _SINGLE = ("bbox", "box", "boundingbox", "bboxes", "bndbox")
-
-
 _MOST = 0.98
 """Share of boxes that must be possible: some may be broken."""
 
@@ -82,7 +72,8 @@ def guess_format(boxes: Sequence[Sequence[float]], sizes: Sequence[Sequence[int]
     """
     if not boxes:
         return None
-    values, limits = np.array(boxes, dtype=np.float64), np.array(sizes) * 1.01 + 1
+    values, limits = np.array(boxes, dtype=np.float64), np.array(sizes, dtype=np.float64) * 1.01
+    limits += limits > 2  # pixels may be rounded
     first, second = values[:, :2], values[:, 2:]
     corners = ((first < second) & (second <= limits)).all(1).mean() > _MOST
     corner_sizes = (first + second <= limits).all(1).mean() > _MOST

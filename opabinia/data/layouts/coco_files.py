@@ -20,6 +20,13 @@ _PARSED = 1 << 25
 """Files of at most so many bytes are parsed, to report broken ones; in larger ones words are searched."""
 
 
+_NAMED = re.compile(r"instances|annotations|coco|panoptic|keypoints")
+"""Names of files of annotations."""
+
+_FILES = 200
+"""Files that are looked at, at most."""
+
+
 @dataclass(frozen=True)
 class _File:
     """A JSON file.
@@ -74,7 +81,8 @@ def _candidates(folder: Folder) -> list[str]:
         return folder.named(".json")
     places = folder.places((".json",))
     names = [f"{place}/{name}".lstrip("/") for place in places for name in folder.sub(place).named(".json")[:50]]
-    return [name for name in names if not re.search(r"\.(panoptic|metadata)\.json$", name)]
+    names = [name for name in names if not re.search(r"\.(panoptic|metadata)\.json$", name)]
+    return sorted(names, key=lambda name: _NAMED.search(name.lower()) is None)[:_FILES]
 
 
 def _read_file(folder: Folder, name: str) -> _File | None:
@@ -106,7 +114,7 @@ def _search(folder: Folder, name: str) -> tuple[set[str], list[str]]:
     """
     path, start = folder.path / name, folder.head(name, 4096)
     wanted = any(f'"{word}"' in start for word in ("images", "annotations", "categories"))
-    named = re.search(r"instances|annotations|coco|panoptic|keypoints", name.lower()) is not None
+    named = _NAMED.search(name.lower()) is not None
     if not path.stat().st_size:
         if named:
             raise UnreadableLayout(f"{folder.at(name)} is empty; expected JSON with images, annotations and categories")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import re
 from collections import Counter
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterator
 from pathlib import PurePosixPath
 
 from opabinia.data.decoding.images import EXTENSIONS
@@ -13,6 +13,7 @@ from opabinia.data.layouts.folder import WALKED, Folder, UnreadableLayout, liste
 from opabinia.data.layouts.layout import Layout
 from opabinia.data.layouts.map_values import LOSSLESS, read_values
 from opabinia.data.layouts.readings import make_layout
+from opabinia.data.sources.folder import NAMED_CLASS
 from opabinia.runtime.text import plural
 
 _ANNOTATIONS = (".json", ".xml", ".csv", ".tsv", ".jsonl", ".parquet", ".mat", ".h5", ".npy", ".npz")
@@ -28,18 +29,33 @@ def read_images(folder: Folder) -> Iterator[Layout]:
         splits = {"train": ""}
     sections = {split: {"name": "images", "root": folder.at(name)} for split, name in splits.items()}
     count = plural(len(names), "image") if len(names) < WALKED else f"at least {WALKED} images"
-    notes = [*_classes_in_names(names), *(folder.others(splits.values()) if splits["train"] else ())]
+    notes = folder.others(splits.values()) if splits["train"] else ()
     yield make_layout("images", "selfsup", f"{count} without labels", sections, notes=notes)
 
 
-def _classes_in_names(names: Sequence[str]) -> list[str]:
-    """Return a remark if names of files begin with what may be a class: ``cat.1.jpg``, ``pug_2.jpg``."""
-    matches = (re.match(r"([A-Za-z]{2}[A-Za-z_ -]*?)[ ._-]*\d+", PurePosixPath(name).name) for name in names)
-    counts = Counter(match[1] for match in matches if match)
-    if 2 <= len(counts) <= len(names) / 5 and counts.total() > 0.9 * len(names):
-        classes = listed(sorted(counts))
-        return [f"names of files begin with {classes}: if these are classes, put their images into a folder for each"]
-    return []
+def read_named_classes(folder: Folder) -> Iterator[Layout]:
+    """Yield the reading of images in one folder, or in folders of splits, whose names begin with what may be a class,
+    ``cat.1.jpg`` and ``pug_2.jpg``, and that of images without labels."""
+    if folder.only is not None or unread_annotations(folder):
+        return
+    splits = {split: name for split, name in folder.splits.items() if folder.sub(name).named(*EXTENSIONS)}
+    places = splits if "train" in splits else {"train": ""}
+    counts = {split: _classes_in_names(folder.sub(place)) for split, place in places.items()}
+    classes = sorted(counts["train"])
+    total = counts["train"].total()
+    if not 2 <= len(classes) <= total / 5 or any(set(found) != set(classes) for found in counts.values()):
+        return
+    sections = {split: {"name": "named_images", "root": folder.at(place)} for split, place in places.items()}
+    description = f"{plural(len(classes), 'class', 'es')} that names of files begin with: {listed(classes)}"
+    notes = folder.others([place for place in places.values() if place])
+    yield make_layout("file_names", "classification", description, sections, notes=notes if splits else ())
+    yield from read_images(folder)
+
+
+def _classes_in_names(folder: Folder) -> Counter[str]:
+    """Return the number of images of each class that names of files begin with; none unless all do."""
+    matches = [NAMED_CLASS.fullmatch(name.rpartition(".")[0]) for name in folder.named(*EXTENSIONS)]
+    return Counter(match[1] for match in matches if match) if all(matches) else Counter()
 
 
 def unread_annotations(folder: Folder) -> list[str]:

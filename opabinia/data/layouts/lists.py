@@ -22,7 +22,7 @@ from opabinia.data.sources.table import SUBSETS
 
 _SAMPLED = 1000
 """Rows that are read to recognize columns."""
-_LABELS = (
+LABELS = (
     *("label", "labels", "class", "classes", "class_name", "category", "target", "tags", "species", "breed"),
     *("label_name", "classname", "y", "diagnosis", "name"),
 )
@@ -134,7 +134,8 @@ def _read_list(folder: Folder, name: str) -> ImageList | None:
     columns = parquet_columns(file) if name.lower().endswith(".parquet") else ()
     rows: list[dict[str, Any]] = []
     with suppress(ValueError):  # the source reports the line if it is a list of images
-        rows.extend(row for _, row in islice(read_rows(file, columns), _SAMPLED))
+        if columns or not name.lower().endswith(".parquet"):
+            rows.extend(row for _, row in islice(read_rows(file, columns), _SAMPLED))
     return find_paths(folder, name, rows) if rows and not box_columns(list(rows[0])) else None
 
 
@@ -159,24 +160,31 @@ def _repeats_folders(folder: Folder, table: ImageList) -> bool:
 
 
 def parquet_columns(file: Path, *, nested: bool = False) -> list[str]:
-    """Return the columns with texts and integers, and with numbers and lists if ``nested``; none without pyarrow.
+    """Return the columns with texts and integers, and with numbers and lists if ``nested``; none without pyarrow, or if
+    there are images in the file."""
+    types = parquet_types(file)
+    if any(is_image_column(kind) for kind in types.values()):
+        return []
+    wanted = ("string", "large_string", "int64", "int32")
+    return [name for name, kind in types.items() if kind in wanted or (nested and not kind.startswith("struct"))]
 
-    Raises:
-        UnreadableLayout: the images are in the file.
-    """
+
+def parquet_types(file: Path) -> dict[str, str]:
+    """Return the types of the columns of a parquet file; none without pyarrow."""
     try:
         from pyarrow import ArrowException, parquet
     except ImportError:
-        return []
+        return {}
     try:
         with parquet.ParquetFile(file) as table:
-            types = {column.name: str(column.type) for column in table.schema_arrow}
+            return {column.name: str(column.type) for column in table.schema_arrow}
     except (ArrowException, OSError):
-        return []
-    if any(kind == "binary" or "bytes: binary" in kind for kind in types.values()):
-        raise UnreadableLayout(f"{file} holds the images themselves; load it by the datasets library, and save_to_disk")
-    wanted = ("string", "large_string", "int64", "int32")
-    return [name for name, kind in types.items() if kind in wanted or (nested and not kind.startswith("struct"))]
+        return {}
+
+
+def is_image_column(kind: str) -> bool:
+    """Return whether a column of this type may hold image files."""
+    return kind in ("binary", "large_binary") or "bytes: binary" in kind or "bytes: large_binary" in kind
 
 
 # --- labels -----------------------------------------------------------------------------------------------------------
@@ -188,7 +196,7 @@ def _label_options(folder: Folder, table: ImageList, *, needed: bool = True) -> 
     Raises:
         UnreadableLayout: it is not clear which column has them.
     """
-    column = table.column(_LABELS)
+    column = table.column(LABELS)
     others = [name for name in table.rows[0] if name != table.path and name.lower() not in SPLIT_COLUMNS]
     if column is None:
         marks = [

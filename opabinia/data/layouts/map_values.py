@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,13 +32,15 @@ class MapValues:
 
     Attributes:
         opened: number of maps.
-        gray: values of pixels.
-        colors: of maps in color.
+        gray: number of pixels with each value.
+        colors: of maps in color, with each color.
+        lossy: maps are JPEG, which changes values.
     """
 
     opened: int = 0
-    gray: set[int] = field(default_factory=set)
-    colors: set[Color] = field(default_factory=set)
+    gray: Counter[int] = field(default_factory=Counter)
+    colors: Counter[Color] = field(default_factory=Counter)
+    lossy: bool = False
 
     @property
     def count(self) -> int:
@@ -51,20 +54,21 @@ def read_values(paths: Sequence[str]) -> MapValues:
     Raises:
         UnreadableLayout: a map cannot be read.
     """
-    found, pixels = MapValues(), 0
+    found, pixels = MapValues(lossy=any(path.lower().endswith((".jpg", ".jpeg")) for path in paths)), 0
     for path in random.Random(0).sample(sorted(paths), min(_OPENED, len(paths))):
         try:
             values = read_map(os.fsencode(path))
         except ValueError as error:
             raise UnreadableLayout(str(error)) from error
         found.opened += 1
+        codes = values if values.ndim == 2 else values.astype(np.int64) @ [1 << 16, 1 << 8, 1]
+        counts = dict(zip(*(part.tolist() for part in np.unique(codes, return_counts=True)), strict=True))
         if values.ndim == 2:
-            found.gray.update(np.unique(values).tolist())
+            found.gray.update(counts)
         else:
-            codes = np.unique(values.astype(np.int64) @ [1 << 16, 1 << 8, 1])
-            found.colors.update((code >> 16, code >> 8 & 255, code & 255) for code in codes.tolist())
+            found.colors.update({(code >> 16, code >> 8 & 255, code & 255): count for code, count in counts.items()})
         pixels += values.shape[0] * values.shape[1]
-        if pixels > _PIXELS or len(found.gray) + len(found.colors) > 2**16:
+        if pixels > _PIXELS or found.count > 2**16:
             break
     return found
 
@@ -88,20 +92,106 @@ def class_options(
         UnreadableLayout: the values are no classes, or do not fit the names.
     """
     (names, colors), file = given or (([], []), "")
+    if found.colors and found.gray:
+        raise UnreadableLayout(f"{where}: some maps are in color, others in gray; save all in gray, with labels from 0")
+    if found.lossy or _too_many(found, len(names)):
+        options, notes = _nearest(where, found, names, colors, file)
+        return {**options, "unlisted": "nearest"}, notes
+    return _exact(where, found, names, colors, file)
+
+
+def _too_many(found: MapValues, names: int) -> bool:
+    """Return whether values are too many for classes, of which ``names`` have a name."""
     if found.colors:
-        if found.gray:
-            raise UnreadableLayout(
-                f"{where}: some maps are in color, others in gray; save all in gray, with labels from 0"
-            )
-        return _colors(where, found, list(names), list(colors), file)
-    values = sorted(found.gray - {IGNORE_LABEL})
-    if len(values) > IGNORE_LABEL or (len(values) > _MAX_VALUES and values[-1] > 2 * len(names or values)):
+        return not names and len(found.colors) > _MAX_VALUES
+    values = found.gray.keys() - {IGNORE_LABEL}
+    return len(values) > IGNORE_LABEL or (len(values) > _MAX_VALUES and max(values) > 2 * (names or len(values)))
+
+
+def _nearest(
+    where: str, found: MapValues, names: Sequence[str], colors: Sequence[Color], file: str
+) -> tuple[dict[str, Any], list[str]]:
+    """Return the options for maps with many values, which lie around those of classes.
+
+    Raises:
+        UnreadableLayout: it is not clear what these are.
+    """
+    counts: Mapping[Any, int] = found.colors or {(value,): count for value, count in found.gray.items()}
+    main = frequent_values(counts, colors if found.colors else ())
+    if main is None:
+        kind = f"{len(found.colors)} different colors" if found.colors else f"{len(found.gray)} different gray values"
+        reason = "JPEG changes the values in maps" if found.lossy else "label maps have one for each class"
         raise UnreadableLayout(
-            f"{where}: {found.opened} maps have {len(values)} different gray values, up to {values[-1]}; label maps "
-            "have one for each class: save them without interpolation and as PNG, with labels from 0"
+            f"{where}: {found.opened} maps have {kind}; {reason}: save them without interpolation and as PNG, with "
+            "labels from 0"
         )
+    if found.colors:
+        reduced = MapValues(found.opened, colors=Counter({(r, g, b): 1 for r, g, b in main}))
+    else:
+        reduced = MapValues(found.opened, gray=Counter(value for (value,) in main))
+    options, notes = _exact(where, reduced, names, colors, file)
+    kind = "are JPEG" if found.lossy else f"have {found.count} different values"
+    shown = ", ".join("/".join(map(str, value)) for value in main[:8])
+    return options, [*notes, f"maps {kind}: pixels get the class of the nearest of the values {shown}"]
+
+
+def frequent_values(counts: Mapping[Any, int], given: Sequence[Color] = ()) -> list[tuple[int, ...]] | None:
+    """Return the few values around which all others lie, sorted; None if there are none, or not certain.
+
+    Pixels at the edges of areas, at most a tenth, may have any value. Values that are nearer to each other than
+    compression changes them may be different classes: then nothing is certain.
+
+    Args:
+        counts: number of pixels with each value (tuples of one or three numbers).
+        given: values of classes; then most pixels must be near one of these.
+    """
+    values = np.array(list(counts), dtype=np.int32)
+    pixels = np.array(list(counts.values()), dtype=np.int64)
+    left, total, chosen, edges = pixels.copy(), pixels.sum(), list[tuple[int, ...]](), 0
+    if given:
+        distances = np.stack([np.abs(values - color).max(1) for color in given]).min(0)
+        return sorted(given) if left[distances <= _SPREAD].sum() >= (1 - _EDGES) * total else None
+    while left.any():
+        best = int(left.argmax())
+        distances = np.abs(values - values[best]).max(1)
+        near = distances <= _SPREAD
+        around = pixels[near].sum()
+        if left[best] >= around / 4 and around >= _RARE * total:
+            others = left[near & (distances > _NOISE)]
+            if others.size and others.max() > left[best] / 10:
+                return None
+            chosen.append(tuple(values[best].tolist()))
+        else:
+            edges += int(left[near].sum())
+        left[near] = 0
+        if len(chosen) > _MAX_VALUES or edges > _EDGES * total:
+            return None
+    return sorted(chosen) if len(chosen) > 1 else None
+
+
+_SPREAD = 24
+"""Difference to its true value that a pixel may have."""
+_NOISE = 4
+"""Difference that JPEG makes in areas of one value."""
+_EDGES = 0.1
+"""Share of pixels with other values, at most."""
+_RARE = 0.001
+"""Share of pixels of a class, at least."""
+
+
+def _exact(
+    where: str, found: MapValues, names: Sequence[str], colors: Sequence[Color], file: str
+) -> tuple[dict[str, Any], list[str]]:
+    """Return the options for maps whose values are those of classes.
+
+    Raises:
+        UnreadableLayout: they do not fit the names.
+    """
+    if found.colors:
+        return _colors(found, list(names), list(colors), file)
+    values = sorted(found.gray.keys() - {IGNORE_LABEL})
     counted = f"classes are those in {found.opened} maps"
-    is_mask = found.gray <= {0, IGNORE_LABEL} and IGNORE_LABEL in found.gray and len(names) <= 2
+    is_mask = found.gray.keys() <= {0, IGNORE_LABEL} and IGNORE_LABEL in found.gray and len(names) <= 2
     if is_mask or (values in ([0], [1], [0, 1]) and not names):
         binary = _two(list(names))
         marked = [IGNORE_LABEL] if is_mask else [1]
@@ -138,22 +228,17 @@ def _fit(where: str, names: list[str], values: Sequence[int], file: str) -> dict
     raise UnreadableLayout(f"{where} has the value {largest}, and {file} has names for 0 to {len(names) - 1} only")
 
 
-def _colors(
-    where: str, found: MapValues, names: list[str], colors: list[Color], file: str
-) -> tuple[dict[str, Any], list[str]]:
+def _colors(found: MapValues, names: list[str], colors: list[Color], file: str) -> tuple[dict[str, Any], list[str]]:
     """Return the options for maps in color."""
     if colors:
-        unknown = sorted(found.colors - set(colors))
+        unknown = sorted(found.colors.keys() - set(colors))
         note = [f"{len(unknown)} colors that are not in {file}, such as {unknown[0]}, are ignored"] if unknown else []
         options = {"classes": names, "colors": [list(color) for color in colors]}
         return options | ({"unlisted": "ignore"} if unknown else {}), [f"names and colors are from {file}", *note]
-    if len(found.colors) > _MAX_VALUES:
-        raise UnreadableLayout(
-            f"{where}: {found.opened} maps have {len(found.colors)} different colors; label maps have one for each "
-            "class: save them without interpolation and as PNG"
-        )
     listed = sorted(found.colors)
     classes = names if len(names) == len(listed) == 2 else [f"class_{number}" for number in range(len(listed))]
+    if not names and listed == [(0, 0, 0), (255, 255, 255)]:
+        classes = _two([])
     reason = f"{file} has no colors" if file else "no file has the names and colors of the classes"
     return {"classes": classes, "colors": [list(color) for color in listed]}, [
         f"{reason}; label_colors.txt would, with lines such as: road 128 64 128. Classes are the {len(listed)} colors "

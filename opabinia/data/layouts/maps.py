@@ -14,7 +14,16 @@ from typing import Any, Literal
 
 from opabinia.data.decoding.images import EXTENSIONS
 from opabinia.data.layouts.class_names import find_class_names
-from opabinia.data.layouts.folder import ANNOTATIONS, SPLITS, Folder, UnreadableLayout, listed, split_in, split_of
+from opabinia.data.layouts.folder import (
+    ANNOTATIONS,
+    SPLITS,
+    DoubtfulLayout,
+    Folder,
+    UnreadableLayout,
+    listed,
+    split_in,
+    split_of,
+)
 from opabinia.data.layouts.layout import Layout
 from opabinia.data.layouts.map_values import LOSSLESS, class_options, looks_like_maps, read_values
 from opabinia.data.layouts.pairing import several, split_of_path
@@ -115,14 +124,14 @@ def _split_places(folder: Folder) -> dict[str, _Place]:
         for split, name in images.splits.items() if pair.images != pair.labels else ():
             other = labels.splits.get(split)
             if other is not None:
-                place = _match(folder, "", f"{pair.images}/{name}", f"{pair.labels}/{other}")
+                place = _match(folder, "", f"{pair.images}/{name}", f"{pair.labels}/{other}", lossy=True)
                 found |= {split: place} if place else {}
         return found or {"train": pair}
     for split, name in folder.splits.items():  # train and train_masks, or trainannot
         for other in folder.folders:
             is_map = ANNOTATIONS.search(other) and "panoptic" not in other.lower()
-            if is_map and split_in(other) == split and folder.sub(other).holds(LOSSLESS):
-                place = _match(folder, "", name, other)
+            if is_map and split_in(other) == split and folder.sub(other).holds():
+                place = _match(folder, "", name, other, lossy=True)
                 found |= {split: place} if place and split not in found else {}
     return found or _pairs_below(folder)
 
@@ -158,7 +167,7 @@ def _pair_in(folder: Folder, root: str) -> _Place | None:
     """Return the images and maps in one folder: in two folders of it, or in the folder itself.
 
     Raises:
-        UnreadableLayout: there are folders of images and of maps, and none of the images has a map.
+        DoubtfulLayout: there are folders of images and of maps, and none of the images has a map.
     """
     inner = folder.sub(root)
     names = [name for name in inner.folders if name not in inner.splits.values() and inner.sub(name).holds()]
@@ -170,15 +179,12 @@ def _pair_in(folder: Folder, root: str) -> _Place | None:
     inside = [f"{name}/{below}" for name in maps for below in inner.sub(name).folders]
     for image in images:
         for labels in [*maps, *inside]:
-            place = _match(folder, root, image, labels)
+            place = _match(folder, root, image, labels, lossy=True)
             if place is not None:
                 return place
     if len(maps) == 1 and len(images) == 1 and _IMAGES.search(images[0]):
         image_files, map_files = inner.sub(images[0]).tree(EXTENSIONS, 1), inner.sub(maps[0]).tree(EXTENSIONS, 1)
-        if not inner.sub(maps[0]).holds(LOSSLESS):
-            first = inner.sub(maps[0]).at(map_files[0])
-            raise UnreadableLayout(f"{first}: JPEG changes the values in maps; save them as PNG, with labels from 0")
-        raise UnreadableLayout(
+        raise DoubtfulLayout(
             f"{inner.at(images[0])} and {inner.at(maps[0])}: fewer than half of the images have a map of the same "
             f"name; there are {image_files[0]} and {map_files[0]}"
         )
@@ -204,7 +210,7 @@ def _beside(inner: Folder, root: str) -> _Place | None:
         UnreadableLayout: there are maps, and fewer than half of the images have one.
     """
     files = inner.named(*EXTENSIONS)
-    maps = [name for name in files if name.lower().endswith(LOSSLESS) and _ENDS.search(os.path.splitext(name)[0])]
+    maps = [name for name in files if _ENDS.search(os.path.splitext(name)[0])]
     if len(maps) <= len(files) / 10:
         end = _common_end(files)
         maps = [name for name in files if end and name.endswith(end)]
@@ -245,10 +251,11 @@ def _common_end(files: Sequence[str]) -> str | None:
     return end if count >= max(2, len(files) / 3) and end.lower().endswith(LOSSLESS) else None
 
 
-def _match(folder: Folder, root: str, images: str, labels: str) -> _Place | None:
-    """Return the pairing of two folders if at least half of the images have a map."""
+def _match(folder: Folder, root: str, images: str, labels: str, *, lossy: bool = False) -> _Place | None:
+    """Return the pairing of two folders if at least half of the images have a map; ``lossy``: also one that is JPEG."""
     inner = folder.sub(root)
-    image_names, map_names = inner.sub(images).tree(EXTENSIONS), inner.sub(labels).tree(LOSSLESS)
+    image_names = inner.sub(images).tree(EXTENSIONS)
+    map_names = inner.sub(labels).tree(LOSSLESS) or (inner.sub(labels).tree(EXTENSIONS) if lossy else [])
     naming = match_names(image_names, map_names)
     return None if naming is None else _Place(root, images, labels, naming)
 
@@ -310,21 +317,21 @@ def _common(names: Sequence[str]) -> str:
 
 
 def _lists(folder: Folder, place: _Place) -> tuple[dict[str, str], list[str]]:
-    """Return the list of images of each split, which has their names without suffix, and a remark on others."""
+    """Return the list of images of each split, which has their names, and a remark on others."""
     inner, found, others = folder.sub(place.root), dict[str, str](), list[str]()
     for below in ("", *(name for name in ("splits", "lists") if name in inner.folders)):
         for name in inner.sub(below).named(".txt"):
             split, line = split_of(PurePosixPath(name).stem), inner.sub(below).head(name).partition("\n")[0].strip()
             if split and line:
                 ends = (place.naming["image_suffix"],) if "image_suffix" in place.naming else EXTENSIONS
-                fits = any(inner.sub(place.images).has(f"{line}{end}") for end in ends)
+                fits = any(inner.sub(place.images).has(f"{line}{end}") for end in ("", *ends))
                 if fits:
                     found[split] = f"{below}/{name}".lstrip("/")
                 else:
                     others.append(name)
     if "train" not in found:
         others, found = [*found.values(), *others], {}
-    expected = "expected train.txt and others with names of images, without suffix"
+    expected = "expected train.txt and others with names of images"
     return found, [f"lists of splits are not used: {listed(others)}; {expected}"] if others else []
 
 

@@ -1,4 +1,4 @@
-"""Images packed in files: tar files (WebDataset), folders of the Hugging Face ``datasets`` library, idx files."""
+"""Images packed in files: tar files (WebDataset), folders of the ``datasets`` library, parquet files, idx files."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ from typing import Any
 from opabinia.data.decoding.images import EXTENSIONS
 from opabinia.data.layouts.folder import Folder, UnreadableLayout, listed, split_in, split_of
 from opabinia.data.layouts.layout import Layout
+from opabinia.data.layouts.lists import LABELS, is_image_column, parquet_types
+from opabinia.data.layouts.pairing import split_of_path
 from opabinia.data.layouts.readings import check_training, make_layout
 from opabinia.runtime.local_copies import open_file
+from opabinia.runtime.text import plural
 
 _MEMBERS = 20
 """Members of a tar file that are looked at."""
@@ -123,6 +126,44 @@ def _read_json(folder: Folder, name: str) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise UnreadableLayout(f"{folder.at(name)} cannot be read: {error}") from error
     return content if isinstance(content, dict) else {}
+
+
+# --- parquet files ----------------------------------------------------------------------------------------------------
+
+
+def read_parquet(folder: Folder) -> Iterator[Layout]:
+    """Yield the reading of parquet files that hold images, such as ``data/train-00000-of-00002.parquet``.
+
+    Raises:
+        UnreadableLayout: pyarrow is not installed, there is no column of labels, or nothing to train on.
+    """
+    places = folder.places((".parquet",)) if folder.only is None else [""]
+    names = [f"{place}/{name}".lstrip("/") for place in places for name in folder.sub(place).named(".parquet")]
+    if not names:
+        return
+    types = parquet_types(folder.path / names[0])
+    if not types and not folder.holds():  # of images in folders they may be lists
+        raise UnreadableLayout(f"{folder.at(names[0])}: reading parquet needs pyarrow: pip install 'opabinia[tables]'")
+    images = [name for name, kind in types.items() if is_image_column(kind)]
+    if not images:
+        return
+    labels = [name for name in types if name.lower() in LABELS]
+    if not labels:
+        raise UnreadableLayout(
+            f"{folder.at(names[0])} has images ({images[0]}), and no column with labels among {listed(list(types))}; "
+            "expected one called label"
+        )
+    files: dict[str, list[str]] = defaultdict(list)
+    for name in names:
+        files[split_of_path(name) or "train"].append(folder.at(name))
+    check_training(folder, {split: {} for split in files}, "expected files such as train-00000.parquet")
+    options = {key: name for key, name in (("image", images[0]), ("label", labels[0])) if key != name}
+    sections: dict[str, dict[str, Any]] = {
+        split: {"name": "parquet_images", "files": paths, **options} for split, paths in files.items()
+    }
+    description = f"images and labels in {plural(len(names), 'parquet file')}"
+    notes = folder.others([name.partition("/")[0] for name in names])
+    yield make_layout("parquet", "classification", description, sections, notes=notes)
 
 
 # --- idx files --------------------------------------------------------------------------------------------------------

@@ -116,9 +116,17 @@ def images_of(folder: Folder, place: str, suffix: str, base: str) -> str | None:
     def count(images: str) -> int:
         return len(stems & {os.path.splitext(name)[0] for name in folder.sub(images).named(*EXTENSIONS)})
 
-    split, usual = split_of_path(place), folder.sub(base).find(*_USUAL)
-    others = sorted(folder.places(), key=lambda name: (split_of_path(name) != split, not name.startswith(base)))
-    first = [f"{base}/{usual}".lstrip("/")] if usual else []
-    counts = {images: count(images) for images in dict.fromkeys([place, *first, *others])}
-    best = max(counts, key=lambda images: counts[images])
-    return best if counts[best] else None
+    split, usual, last = split_of_path(place), folder.sub(base).find(*_USUAL), place.rpartition("/")[2]
+    first = [place, *([f"{base}/{usual}".lstrip("/")] if usual else [])]
+    others = sorted(
+        folder.places(),
+        key=lambda name: (split_of_path(name) != split, name.rpartition("/")[2] != last, base not in name),
+    )
+    best, most = None, 0
+    for images in dict.fromkeys([*first, *others]):
+        found = count(images)
+        if found > most:
+            best, most = images, found
+        if most == len(stems):
+            break
+    return best

@@ -16,11 +16,11 @@ from opabinia.data.layouts.class_folders import read_class_folders, read_video_f
 from opabinia.data.layouts.coco_files import read_coco
 from opabinia.data.layouts.folder import DoubtfulLayout, Folder, UnreadableLayout, listed
 from opabinia.data.layouts.identities import read_named_identities
-from opabinia.data.layouts.images import like_maps, read_images, unread_annotations
+from opabinia.data.layouts.images import like_maps, read_images, read_named_classes, unread_annotations
 from opabinia.data.layouts.layout import TASK_NAMES, Layout, TaskName
 from opabinia.data.layouts.lists import read_lists
 from opabinia.data.layouts.maps import read_map_list, read_maps
-from opabinia.data.layouts.packed import read_hugging_face, read_idx, read_shards
+from opabinia.data.layouts.packed import read_hugging_face, read_idx, read_parquet, read_shards
 from opabinia.data.layouts.readings import convert
 from opabinia.data.layouts.sketches import describe_unrecognized, nearest_layouts
 from opabinia.data.layouts.text_files import read_kitti, read_visdrone
@@ -48,10 +48,10 @@ _READERS: Sequence[Sequence[Reader]] = (
             read_visdrone,
         ),
         *(read_maps, read_map_list, read_named_identities),
-        *(read_hugging_face, read_idx, read_packed_videos, read_video_lists),
+        *(read_hugging_face, read_parquet, read_idx, read_packed_videos, read_video_lists),
     ),
     (read_shards,),
-    (read_box_lists, read_lists, read_class_folders, read_video_folders),
+    (read_box_lists, read_lists, read_class_folders, read_video_folders, read_named_classes),
 )
 """Readers by how unmistakable their files are. Those of a group are asked if the groups before recognize nothing, and
 that of unlabeled images at last."""
@@ -81,6 +81,7 @@ def recognize(root: str | Path, *, task: TaskName | None = None, layout: str | N
     if task is not None and task not in TASK_NAMES:
         raise _error(folder, f"task: {task!r} is none of {', '.join(TASK_NAMES)}")
     try:
+        _check_content(folder)
         readings, broken = _read(folder, task, layout)
         inner = folder
         for _ in range(_MAX_DEPTH):
@@ -98,6 +99,15 @@ def recognize(root: str | Path, *, task: TaskName | None = None, layout: str | N
         raise _error(folder, str(error)) from error
     except OSError as error:
         raise _error(folder, _reason(error)) from error
+
+
+def _check_content(folder: Folder) -> None:
+    """Raise UnreadableLayout if the first image is a pointer of Git LFS."""
+    for name in folder.tree(IMAGES, 1) if folder.only is None else ():
+        if folder.head(name, 64).startswith("version https://git-lfs"):
+            raise UnreadableLayout(
+                f"{folder.at(name)} is a pointer of Git LFS, not an image; get the files: git lfs pull"
+            )
 
 
 def _check_unlabeled(folder: Folder, reading: Layout) -> None:

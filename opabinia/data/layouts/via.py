@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 
 from opabinia.data.layouts.folder import Folder, UnreadableLayout, listed
@@ -30,7 +30,8 @@ def read_via_files(folder: Folder) -> Iterator[Layout]:
     """
     found: dict[str, list[tuple[str, list[ViaImage]]]] = defaultdict(list)
     places = folder.places((".json", ".csv")) if folder.only is None else [""]
-    for name in (f"{place}/{name}".lstrip("/") for place in places for name in _files(folder.sub(place))):
+    candidates = (f"{place}/{name}".lstrip("/") for place in places for name in _files(folder.sub(place)))
+    for name in islice(candidates, _FILES):
         images = list(read_via(folder.path / name))
         known = [images for _, images in found[split_of_path(name) or "train"]]
         if images not in known:  # a project and its export are the same

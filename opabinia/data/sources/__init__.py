@@ -21,6 +21,7 @@ from opabinia.data.sources.digits import Digits as Digits
 from opabinia.data.sources.dota import dota as dota
 from opabinia.data.sources.folder import ImageFolder as ImageFolder
 from opabinia.data.sources.folder import Images as Images
+from opabinia.data.sources.folder import named_images as named_images
 from opabinia.data.sources.hugging_face import HuggingFace as HuggingFace
 from opabinia.data.sources.identity_datasets import class_folders as class_folders
 from opabinia.data.sources.identity_datasets import cuhk03 as cuhk03
@@ -39,6 +40,7 @@ from opabinia.data.sources.moving_digits import MovingDigits as MovingDigits
 from opabinia.data.sources.object_maps import ObjectMaps as ObjectMaps
 from opabinia.data.sources.object_maps import digit_maps as digit_maps
 from opabinia.data.sources.packed_videos import PackedVideos as PackedVideos
+from opabinia.data.sources.parquet_images import ParquetImages as ParquetImages
 from opabinia.data.sources.pedestrian_attributes import dukemtmc_attributes as dukemtmc_attributes
 from opabinia.data.sources.pedestrian_attributes import market1501_attributes as market1501_attributes
 from opabinia.data.sources.pedestrian_attributes import pa100k as pa100k

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
@@ -13,8 +14,8 @@ from opabinia.config import register
 from opabinia.contracts import Channels, Indices, InputPath, SourceInfo
 from opabinia.contracts.ranges import Fraction
 from opabinia.data.decoding.images import EXTENSIONS
-from opabinia.data.sources.file_names import short_digest
-from opabinia.data.sources.labels import select_classes
+from opabinia.data.sources.file_names import decode_name, short_digest
+from opabinia.data.sources.labels import class_indices, select_classes
 from opabinia.data.sources.named import ImageFiles
 from opabinia.runtime.files import describe_missing, split_folder
 from opabinia.runtime.log import log
@@ -45,6 +46,44 @@ class ImageFolder(ImageFiles):
         assert self.info.labels is not None
         digest = short_digest(self.names.tobytes(), self.info.labels.tobytes())
         return f"{len(self)} pictures of {len(self.classes)} classes, {digest}"
+
+
+NAMED_CLASS = re.compile(r"([^\W\d_].*?)[ ._(-]*\d+\)?")
+"""Name of a file, without suffix, that begins with a class: ``cat.1``, ``pug_12``, ``Leaf smut (3)``."""
+
+
+@register.source
+def named_images(*, root: InputPath, classes: list[str] | None = None, channels: Channels = 3) -> ImageFiles:
+    """Images in one folder whose names begin with their class, and end with a number: ``cat.1.jpg``, ``pug_12.jpg``.
+
+    They are sorted by name, which is the id. Hidden files and subfolders are skipped.
+
+    Args:
+        root: the folder.
+        classes: names in the order of their labels, other images are skipped; all that occur, sorted, when not given.
+        channels: 3 for color, 1 for gray; images are converted.
+
+    Raises:
+        ValueError: the folder is missing or has no images, a name has no class, or a class has no image.
+    """
+    root = existing_folder(root, "root is the folder that holds the images")
+    names = sorted(name for name in os.listdir(os.fsencode(root)) if is_image_file(name))
+    matches = [NAMED_CLASS.fullmatch(decode_name(os.path.splitext(name)[0])) for name in names]
+    if not names:
+        raise ValueError(f"{root} has no image ({', '.join(EXTENSIONS)})")
+    if None in matches:
+        first = decode_name(names[matches.index(None)])
+        raise ValueError(f"{root}: {first} does not begin with a class and end with a number, such as cat.1.jpg")
+    found = [match[1] for match in matches if match]
+    chosen = sorted(set(found)) if classes is None else classes
+    by_name = class_indices(chosen)
+    if absent := [name for name in chosen if name not in found]:
+        raise ValueError(
+            f"{root} has no image of {', '.join(absent[:5])}; classes: {', '.join(sorted(set(found))[:5])}"
+        )
+    kept = [name for name, of_class in zip(names, found, strict=True) if of_class in by_name]
+    labels = np.array([by_name[name] for name in found if name in by_name], dtype=np.int64)
+    return ImageFiles(root, kept, SourceInfo(channels=channels, classes=tuple(chosen), labels=labels))
 
 
 @register.source

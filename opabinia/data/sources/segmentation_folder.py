@@ -31,7 +31,7 @@ from opabinia.runtime.text import plural
 
 Byte = Annotated[int, Interval(ge=0, le=255)]
 PixelValue = Annotated[int, Interval(ge=0, le=65535)]
-Unlisted = Literal["error", "ignore"]
+Unlisted = Literal["error", "ignore", "nearest"]
 BrokenMap = Literal["error", "drop"]
 
 
@@ -42,12 +42,12 @@ class PixelLabels:
     Attributes:
         table: label of each gray value or palette index; 255 is ignored, -1 an error (int16, 65536).
         colors: of the classes, for maps in color; may be empty.
-        unlisted: label of other colors: 255, or -1 for an error.
+        unlisted: label of other colors: 255, or -1 for an error; None: that of the nearest color.
     """
 
     table: NDArray[np.int16]
     colors: Sequence[Color]
-    unlisted: int
+    unlisted: int | None
 
     def convert(self, values: NDArray[Any], name: str) -> NDArray[np.uint8]:
         """Return the labels (uint8, H x W) of values as :func:`read_map` returns them.
@@ -65,7 +65,8 @@ class PixelLabels:
             order = np.argsort(listed)
             places = np.searchsorted(listed[order], codes).clip(max=len(order) - 1)
             is_listed = listed[order][places] == codes
-            labels = np.where(is_listed, order[places], self.unlisted)
+            others = self._nearest(values) if self.unlisted is None else self.unlisted
+            labels = np.where(is_listed, order[places], others)
         wrong = np.argwhere(labels < 0)
         if len(wrong):
             row, column = wrong[0].tolist()
@@ -74,6 +75,12 @@ class PixelLabels:
             raise MapError(f"{name}: no class has the value {value} ({place}); unlisted: ignore ignores such pixels")
         result: NDArray[np.uint8] = labels.astype(np.uint8)
         return result
+
+    def _nearest(self, values: NDArray[Any]) -> NDArray[np.int64]:
+        """Return the labels of the nearest colors (int64, H x W) of a map in color."""
+        distances = [np.square(values.astype(np.int32) - color).sum(-1) for color in self.colors]
+        nearest: NDArray[np.int64] = np.argmin(distances, axis=0)
+        return nearest
 
 
 class SegmentationFiles(NamedFiles):
@@ -178,7 +185,8 @@ def segmentation_folder(
         label_suffix: end of the names of maps.
         image_prefix: beginning of the names of images, which is replaced by ``label_prefix``; others are skipped.
         label_prefix: beginning of the names of maps.
-        list_file: a file below the root with the names of the images to use, one per line, without suffix; null: all.
+        list_file: a file below the root with the names of the images to use, one per line, with or without suffix;
+            null: all.
         classes: names of the classes, in the order of their labels.
         class_file: a file with these instead, one per line, optionally followed by the color: ``road 128 64 128``.
         colors: color of each class (red, green, blue), for maps in color and for drawing.
@@ -186,7 +194,8 @@ def segmentation_folder(
             keys are the classes. null: the labels.
         reduce_zero_label: 0 in a map is ignored, and 1 is the first class (as in ADE20K).
         ignore: values of pixels without a label; null: 255, unless ``values`` gives it to a class.
-        unlisted: for values that are neither a class nor ignored: ``error`` raises; ``ignore`` ignores the pixels.
+        unlisted: for values that are neither a class nor ignored: ``error`` raises; ``ignore`` ignores the pixels;
+            ``nearest`` takes the class of the nearest value or color, for maps that are JPEG or were interpolated.
         broken: for images without a map, of another size than their map, or that cannot be read: ``error`` raises;
             ``drop`` drops them.
         channels: 3 for color, 1 for gray; images are converted.
@@ -235,7 +244,7 @@ def segmentation_list(
         values: the values of each class in the maps; null: the labels.
         reduce_zero_label: 0 in a map is ignored, and 1 is the first class.
         ignore: values of pixels without a label; null: 255.
-        unlisted: for values that are neither a class nor ignored: ``error`` or ``ignore``.
+        unlisted: for values that are neither a class nor ignored: ``error``, ``ignore`` or ``nearest``.
         broken: for images without a map, of another size, or that cannot be read: ``error`` or ``drop``.
         channels: 3 for color, 1 for gray; images are converted.
 
@@ -273,7 +282,8 @@ def _pixel_labels(
     if len(colors) not in (0, len(names)):
         raise ValueError(f"colors: {plural(len(colors), 'color')} for {plural(len(names), 'class', 'es')}")
     table = _make_table(names, values, reduce_zero_label, ignore, unlisted)
-    return names, PixelLabels(table, colors, IGNORE_LABEL if unlisted == "ignore" else -1)
+    of_others = {"error": -1, "ignore": IGNORE_LABEL, "nearest": None}
+    return names, PixelLabels(table, colors, of_others[unlisted])
 
 
 def _open(
@@ -361,6 +371,10 @@ def _make_table(
     if ignore is None:  # masks of one object often have the value 255 in it
         ignore = [] if values is not None and IGNORE_LABEL in owner else [IGNORE_LABEL]
     table[[*ignore, *range(first)]] = IGNORE_LABEL
+    if unlisted == "nearest":
+        listed = np.flatnonzero(table >= 0)
+        ends = (listed[1:] + listed[:-1]) // 2 + 1  # from here on the next value is nearer
+        table = table[listed[np.searchsorted(ends, np.arange(2**16), "right")]]
     return table
 
 
@@ -406,7 +420,7 @@ def _list_images(root: Path, folder: str, naming: _Naming, list_file: str | None
         if not files:
             raise ValueError(f"{root / folder} has no image ({', '.join(EXTENSIONS) if suffix is None else suffix})")
         return files
-    by_stem = {naming.stem(name): name for name in files}
+    by_stem = {naming.stem(name): name for name in files} | {name: name for name in files}
     stems = [os.path.join(os.fsencode(folder), os.fsencode(text)) for _, text in read_lines(root / list_file)]
     check_below_root(root / list_file, root, stems)
     return [by_stem.get(stem, stem + os.fsencode(suffix or ".jpg")) for stem in stems]

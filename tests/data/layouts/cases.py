@@ -711,6 +711,44 @@ SEGMENTATION = [
         *("maps", "segmentation", 2),
     ),
     Case(
+        "maps that are JPEG",
+        steps(images("images/{1..2}.png"), maps("masks/{1..2}.jpg", values=(0,) * 32 + (255,) * 32)),
+        *("maps", "segmentation", 2),
+        classes=["background", "object"],
+        notes=["maps are JPEG: pixels get the class of the nearest of the values 0, 255"],
+    ),
+    Case(
+        "maps in color that are JPEG",
+        steps(
+            images("images/{1..2}.png"),
+            maps("masks/1.jpg", values=(0, 0, 0), mode="RGB"),
+            maps("masks/2.jpg", values=(255, 0, 0), mode="RGB"),
+            text("class_dict.csv", "name,r,g,b\nbackground,0,0,0\ncar,255,0,0\n"),
+        ),
+        *("maps", "segmentation", 2),
+        classes=["background", "car"],
+        notes=["maps are JPEG"],
+    ),
+    Case(
+        "maps that were interpolated",
+        steps(
+            images("images/{1..8}.png"),
+            *(
+                maps(f"masks/{i}.png", values=(0,) * 29 + tuple(range(25 * i, 25 * i + 24, 4)) + (255,) * 29)
+                for i in range(1, 9)
+            ),
+        ),
+        *("maps", "segmentation", 8),
+        classes=["background", "object"],
+        notes=["different values: pixels get the class of the nearest of the values 0, 255"],
+    ),
+    Case(
+        "black and white maps in color",
+        steps(images("images/{1..2}.png"), maps("masks/{1..2}.png", values=(0, 0, 0, 255, 255, 255), mode="RGB")),
+        *("maps", "segmentation", 2),
+        classes=["background", "object"],
+    ),
+    Case(
         "maps in color",
         steps(
             images("images/{1..2}.jpg"),
@@ -736,6 +774,16 @@ SEGMENTATION = [
         "lists of names",
         steps(
             images("images/{1..3}.jpg"), maps("labels/{1..3}.png"), text("train.txt", "1\n2\n"), text("val.txt", "3\n")
+        ),
+        *("maps", "segmentation", 2, 1),
+    ),
+    Case(
+        "lists of names with suffix",
+        steps(
+            images("images/{1..3}.jpg"),
+            maps("labels/{1..3}.png"),
+            text("train.txt", "1.jpg\n2.jpg\n"),
+            text("val.txt", "3.jpg\n"),
         ),
         *("maps", "segmentation", 2, 1),
     ),
@@ -866,10 +914,18 @@ OTHERS = [
         *("video_list", "video", 2),
     ),
     Case(
-        "images with classes in their names",
+        "classes in names of files",
         images("{cat,dog}.{1..9}.jpg"),
-        *("images", "selfsup", 18),
-        notes=["begin with cat, dog"],
+        *("file_names", "classification", 18),
+        given={"task": "classification"},
+        classes=["cat", "dog"],
+    ),
+    Case(
+        "classes in names of files in splits",
+        images("{train,val}/{Leaf smut,pug}{1..6}.JPG"),
+        *("file_names", "classification", 12, 12),
+        given={"task": "classification"},
+        classes=["Leaf smut", "pug"],
     ),
     Case(
         "a folder of videos beside lists",
@@ -953,6 +1009,11 @@ AMBIGUOUS = [
         ["Dataset holds folders of images, 0, 1, 2", "opabinia train", "Dataset", "--task classification"],
     ),
     Wrong(
+        "names of files that may begin with classes",
+        images("{cat,dog}.{1..9}.jpg"),
+        ["several ways", "--task classification", "cat, dog", "--task selfsup"],
+    ),
+    Wrong(
         "images and maps of other names",
         steps(images("x{1..4}.jpg"), maps("y{5..8}.png")),
         ["8 images without labels, of which many have few values", "y5.png", "--task selfsup"],
@@ -1033,7 +1094,11 @@ BROKEN = [
         ),
         ["2 images", "a.json"],
     ),
-    Wrong("maps that are JPEG", images("images/{1..2}.jpg", "masks/{1..2}.jpg"), ["masks/1.jpg", "PNG"]),
+    Wrong(
+        "maps that are JPEG, of many values",
+        steps(images("images/{1..2}.jpg"), maps("masks/{1..2}.jpg", values=tuple(range(0, 200, 5)))),
+        ["masks", "JPEG changes the values", "as PNG"],
+    ),
     Wrong(
         "tracks of CVAT",
         text("annotations.xml", "<annotations><meta></meta><track id='0'></track></annotations>"),
@@ -1063,6 +1128,16 @@ BROKEN = [
         "no JSON to train on",
         steps(images("val/{1..2}.jpg"), content("annotations/instances_val.json", coco(TWO))),
         ["instances_val.json", "to train on"],
+    ),
+    Wrong(
+        "pointers of Git LFS",
+        text("a/1.jpg", "version https://git-lfs.github.com/spec/v1\noid x"),
+        ["a/1.jpg", "git lfs pull"],
+    ),
+    Wrong(
+        "LabelMe without shapes",
+        steps(images("1.jpg"), content("1.json", labelme_json("1.jpg") | {"shapes": []})),
+        ["LabelMe without shapes"],
     ),
     Wrong("one class", images("cat/{1..5}.jpg"), ["one folder with images, cat", "--task selfsup"]),
     Wrong("one class in train", images("train/cat/{1..5}.jpg"), ["train has one folder", "cat"]),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
 from opabinia.data.layouts.folder import UnreadableLayout, split_in, split_of
-from opabinia.data.layouts.map_values import MapValues, class_options
+from opabinia.data.layouts.map_values import MapValues, class_options, frequent_values
 from opabinia.data.layouts.maps import match_names
 
 
@@ -60,14 +62,41 @@ CLASSES = (["a", "b"], [])
         ({0, 1, 2}, CLASSES, {"classes": ["background", "a", "b"]}),
         ({0, 100}, None, {"classes": ["class_0", "class_1"], "values": {"class_0": [0], "class_1": [100]}}),
         ({0, 3}, CLASSES, "maps has the value 3, and names.txt has names for 0 to 1 only"),
-        ({*range(0, 200, 3)}, None, "maps: 1 maps have 67 different gray values, up to 198"),
+        ({*range(0, 200, 3)}, None, "maps: 1 maps have 67 different gray values; label maps have one for each class"),
     ],
 )
 def test_classes_of_values(gray: set[int], names: Any, options: dict[str, Any] | str) -> None:
-    found = MapValues(opened=1, gray=gray)
+    found = MapValues(opened=1, gray=Counter(gray))
     given = None if names is None else (names, "names.txt")
     if isinstance(options, str):
         with pytest.raises(UnreadableLayout, match=options):
             class_options("maps", found, given)
     else:
         assert class_options("maps", found, given)[0] == options
+
+
+EDGES = {(value,): 1 for value in range(1, 255)}
+
+
+@pytest.mark.parametrize(
+    ("counts", "expected"),
+    [
+        ({**EDGES, (0,): 5000, (255,): 4000, (3,): 50, (250,): 9}, [(0,), (255,)]),
+        ({**EDGES, (0,): 5000, (254,): 5000, (128,): 400}, [(0,), (128,), (254,)]),
+        ({(0,): 500, (255,): 500, (10,): 300}, None),
+        ({(value,): 10 for value in range(0, 250, 3)}, None),
+        ({(0,): 500, (1,): 400, (2,): 300}, None),
+        ({**EDGES, (0,): 500, (255,): 400}, None),
+        ({(0,): 500}, None),
+        ({(0, 0, 0): 5000, (255, 0, 2): 4000, **{(v, v // 3, 0): 1 for v in range(9, 250)}}, [(0, 0, 0), (255, 0, 2)]),
+    ],
+    ids=["edges", "three", "near", "shades", "numbers", "many edges", "one", "colors"],
+)
+def test_frequent_values(counts: Mapping[tuple[int, ...], int], expected: list[tuple[int, ...]] | None) -> None:
+    assert frequent_values(counts) == expected
+
+
+@pytest.mark.parametrize(("given", "known"), [([(0, 0, 0), (255, 0, 0)], True), ([(0, 0, 0), (0, 255, 0)], False)])
+def test_values_near_given_colors(given: list[tuple[int, int, int]], known: bool) -> None:
+    counts = {(0, 0, 2): 500, (250, 4, 0): 400, (100, 90, 9): 20}
+    assert (frequent_values(counts, given) is not None) == known

@@ -18,7 +18,7 @@ from opabinia.data.layouts.layout import Section
 from opabinia.data.layouts.recognition import recognize
 from opabinia.training import builtin_parts as builtin_parts
 from tests.data.layouts.cases import CASES, WRONG
-from tests.data.layouts.folders import Case, Maker, Wrong, images, text
+from tests.data.layouts.folders import Case, Maker, Wrong, encoded_image, images, text
 
 CATALOG = live_catalog()
 COMMAND = Entry("command", "open", lambda source: source, (Parameter("source", {"kind": "part", "family": "source"}),))
@@ -108,24 +108,31 @@ def test_sections_of_files_that_need_more_to_be_opened(
     assert recognize(tmp_path).train == {key: value.replace("ROOT", str(tmp_path)) for key, value in expected.items()}
 
 
-@pytest.mark.parametrize(
-    ("columns", "message"),
-    [
-        ({"image": [{"bytes": b"x", "path": "1.jpg"}], "label": [1]}, "x.parquet holds the images themselves"),
-        ({"path": ["1.jpg", "2.jpg"], "label": ["a", "b"]}, ""),
-    ],
-)
-def test_parquet_files(columns: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_a_parquet_file_with_paths(tmp_path: Path) -> None:
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
 
     images("{1..2}.jpg")(Maker(tmp_path))
-    parquet.write_table(pyarrow.table(columns), tmp_path / "x.parquet")
-    if message:
-        with pytest.raises(ConfigError, match=message):
-            recognize(tmp_path)
-    else:
-        assert len(open_source(recognize(tmp_path).train)) == 2
+    parquet.write_table(pyarrow.table({"path": ["1.jpg", "2.jpg"], "label": ["a", "b"]}), tmp_path / "x.parquet")
+    assert len(open_source(recognize(tmp_path).train)) == 2
+
+
+def test_parquet_files_with_images(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    rows = [{"bytes": encoded_image(".jpg"), "path": "1.jpg"}] * 2
+    (tmp_path / "data").mkdir()
+    for name in ("train-00000-of-00002", "train-00001-of-00002", "validation-00000-of-00001"):
+        table = pyarrow.table({"img": rows, "fine": [1, 2], "label": ["a", "b"]})
+        parquet.write_table(table, tmp_path / "data" / f"{name}.parquet")
+    layout = recognize(tmp_path)
+    assert (layout.name, layout.task) == ("parquet", "classification") and layout.val is not None
+    source = open_source(layout.train)
+    assert (len(source), len(open_source(layout.val)), source.classes) == (4, 2, ("a", "b"))
+    parquet.write_table(pyarrow.table({"image": rows}), tmp_path / "data" / "train-00000-of-00002.parquet")
+    with pytest.raises(ConfigError, match=r"has images \(image\), and no column with labels"):
+        recognize(tmp_path)
 
 
 # --- places -----------------------------------------------------------------------------------------------------------

@@ -108,6 +108,16 @@ def test_values_are_mapped_to_classes(tmp_path: Path) -> None:
     assert labels_of(from_file) == [[0, 1, 255], [255, 255, 1]]
 
 
+def test_the_nearest_class_of_other_values(tmp_path: Path) -> None:
+    write_pair(tmp_path, np.array([[0, 3, 126], [129, 250, 255]], dtype=np.uint8))
+    values = {"a": [0], "b": [255]}
+    assert labels_of(segmentation_folder(root=tmp_path, values=values, unlisted="nearest")) == [[0, 0, 0], [1, 1, 1]]
+    colors = np.array([[[9, 0, 0], [250, 20, 0]], [[0, 0, 0], [200, 90, 0]]], dtype=np.uint8)
+    write_pair(tmp_path, colors)
+    source = segmentation_folder(root=tmp_path, classes=["a", "b"], colors=[(0, 0, 0), (255, 0, 0)], unlisted="nearest")
+    assert labels_of(source) == [[0, 1], [0, 1]]
+
+
 def test_wrong_values_name_the_pixel(tmp_path: Path) -> None:
     write_pair(tmp_path)
     with pytest.raises(ValueError, match=r"labels/a.png: no class has the value 2 \(row 0, column 2, and 1 more"):

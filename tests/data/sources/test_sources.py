@@ -9,7 +9,7 @@ from PIL import Image
 from torchvision import tv_tensors
 
 from opabinia.contracts import Source
-from opabinia.data.sources import Digits, ImageFolder
+from opabinia.data.sources import Digits, ImageFolder, named_images
 from opabinia.data.sources.digits import load_digits, split_digits
 
 # --- digits -----------------------------------------------------------------------------------------------------------
@@ -137,6 +137,39 @@ def test_coco_data_is_no_folder_per_class(pets: Path) -> None:
     (pets / "annotations" / "instances_val.json").write_text("{}")
     with pytest.raises(ValueError, match=rf"{pets} holds COCO data .*`opabinia train {pets}` reads it"):
         ImageFolder(root=pets)
+
+
+@pytest.fixture
+def named(tmp_path: Path) -> Path:
+    for name in ("cat.1.png", "cat.12.png", "Leaf smut (3).png", "x1_left7.png"):
+        save(tmp_path / name, 3)
+    return tmp_path
+
+
+def test_classes_in_names(named: Path) -> None:
+    source = named_images(root=named)
+    assert source.classes == ("Leaf smut", "cat", "x1_left")
+    assert [(source.id(index), source[index]["label"]) for index in range(4)] == [
+        ("Leaf smut (3).png", 0),
+        ("cat.1.png", 1),
+        ("cat.12.png", 1),
+        ("x1_left7.png", 2),
+    ]
+    assert [named_images(root=named, classes=["cat"]).id(index) for index in range(2)] == ["cat.1.png", "cat.12.png"]
+
+
+@pytest.mark.parametrize(
+    ("name", "classes", "message"),
+    [
+        ("12.png", None, "12.png does not begin with a class"),
+        ("cat.png", None, "cat.png does not begin with a class"),
+        ("dog.1.png", ["cat", "cow"], "has no image of cow; classes: Leaf smut"),
+    ],
+)
+def test_names_without_classes(named: Path, name: str, classes: list[str] | None, message: str) -> None:
+    save(named / name)
+    with pytest.raises(ValueError, match=message):
+        named_images(root=named, classes=classes)
 
 
 def test_a_relative_root(pets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
