@@ -16,6 +16,7 @@ import torch
 from opabinia.config.build import errors_at
 from opabinia.contracts import Batch, GlobalBatch, Hook, LoggerPart, ParallelTask, Step, Task
 from opabinia.data.sampling.batches import StagedPlan
+from opabinia.models.weights.download import replacing_weights
 from opabinia.models.weights.init import Init
 from opabinia.runtime.log import log
 from opabinia.tasks.distillation import DistilledTask
@@ -100,7 +101,7 @@ class StepParts:
             ConfigError: they do not fit together, or the data cannot be read.
         """
         batches = plan_training(run.task, run.data, run.train.length, run.shapes, 0)
-        with errors_at("task"), torch.device("meta"):
+        with errors_at("task"), torch.device("meta"), replacing_weights():
             run.task(batches.dataset_info)
         model = place(build_model(run.task, batches.dataset_info, 0, init), run.train, CPU)
         distilled = add_teachers(model, run.distill, batches.dataset_info)

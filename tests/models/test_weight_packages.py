@@ -14,11 +14,14 @@ from timm.data import ImageNetInfo
 from torch import Tensor
 from torchvision.transforms import v2
 
+from opabinia.config import catalog, check, compose
 from opabinia.models.backbones.timm import timm
 from opabinia.models.layers import build_normalization
 from opabinia.models.weights import packages
 from opabinia.models.weights.download import UnavailableWeights
 from opabinia.models.weights.packages import WeightPackage, installed_package, way_without_hub, weight_packages
+from opabinia.training.dry_run import dry_run
+from opabinia.training.run_folder import build_parts
 
 MODEL = "test_resnet.r160_in1k"
 FILE = "made_weights/files/model.pth"
@@ -73,6 +76,15 @@ def test_an_installed_package_comes_first(package: Package, caplog: pytest.LogCa
     assert torch.equal(head.state_dict()["fc.weight"], weights["fc.weight"])
     assert backbone.preprocessing is not None and backbone.preprocessing.size == (160, 160)
     assert "state_dict" not in backbone.model.pretrained_cfg  # type: ignore[operator]
+
+
+def test_a_dry_run_reads_the_weights_once(package: Package, caplog: pytest.LogCaptureFixture) -> None:
+    """Its first model has no values to fill, which torch warns about."""
+    package(other_names(timm_library.create_model(MODEL).state_dict()))
+    resolved = check(compose("classification/digits", ["task.backbone.pretrained=true"]), catalog())
+    with caplog.at_level(logging.INFO, "opabinia"):
+        dry_run(build_parts(resolved, batch_size=4, num_workers=0).keywords)
+    assert sum("made-weights" in record.getMessage() for record in caplog.records) == 1
 
 
 def test_the_first_convolution_is_adapted_to_gray_images(package: Package) -> None:
