@@ -3,7 +3,7 @@
 1. HOTA, CLEAR and identity metrics of a set of the size of MOT17: seven sequences with the frames of MOT17's (5,316),
    21 objects in each frame, which move and hide each other; predicted boxes with noise, gaps, identity switches and
    false boxes. Both sides get arrays, compute overlaps, apply MOT17's rules for distractors, and compute all metrics.
-2. MOTA, HOTA and identity switches on the synthetic streams of ``tests/tracking/streams.py`` (300 frames, three
+2. MOTA, HOTA and identity switches on the synthetic streams of ``tests/models/trackers/streams.py`` (300 frames, three
    seeds), and the number of detections with another track than by ``trackers``.
 3. Milliseconds of a frame with 1,000 objects.
 
@@ -24,9 +24,9 @@ import numpy as np
 
 from opabinia.contracts.tracking import FrameDetections, Role, TrackGroundTruth, Tracks
 from opabinia.evaluation.tracking.scores import combine, evaluate_tracks, sequence_sums
-from opabinia.tracking.sequences import Frame, track_sequence
-from tests.tracking.peers import TRACKERS, as_tracks, ids_of_both, peer_ids
-from tests.tracking.streams import KINDS, stream
+from opabinia.models.trackers.sequences import Frame, track_sequence
+from tests.models.trackers.peers import TRACKERS, as_tracks, ids_of_both, peer_ids
+from tests.models.trackers.streams import KINDS, stream
 
 FRAMES = (600, 1050, 837, 525, 654, 900, 750)
 OBJECTS, FIELD, ROUNDS = 21, 1200, 3

@@ -21,7 +21,7 @@ LEVELS = [
     ["runtime"],
     ["config"],
     ["contracts"],
-    ["models", "evaluation", "optim", "tracking", "visualization"],
+    ["models", "evaluation", "optim", "visualization"],
     ["engine", "data", "tasks", "migration"],
     ["training"],
     ["inference"],
@@ -55,7 +55,7 @@ IMPORTS_TORCH = {
         "operator_costs",
     )
 }
-MAX_ROOT_ENTRIES = 19
+MAX_ROOT_ENTRIES = 18
 MAX_LEVELS = 11
 
 Sources = Mapping[str, str]

@@ -32,8 +32,8 @@ from tests.evaluation import (
     track_scenes,
 )
 from tests.evaluation.scenes import DATASET_INFO, make_scene, state_after
+from tests.models.trackers import peers, streams
 from tests.parity.comparisons import SHARED, compare, largest
-from tests.tracking import peers, streams
 
 # --- detection --------------------------------------------------------------------------------------------------------
 

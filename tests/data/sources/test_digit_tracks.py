@@ -13,8 +13,8 @@ from opabinia.data.sources import DigitTrackCrops, DigitTracks
 from opabinia.data.sources.digit_tracks import ARRIVE, FRAMES, LEAVE, PAIRS, SEQUENCES, WALL, make_sequence
 from opabinia.data.sources.digits import load_digits
 from opabinia.evaluation.tracking.scores import evaluate_tracks
-from opabinia.tracking.botsort import bot_sort
-from opabinia.tracking.sequences import Frame, track_sequence
+from opabinia.models.trackers.botsort import bot_sort
+from opabinia.models.trackers.sequences import Frame, track_sequence
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,8 @@ from opabinia.contracts.tracking import Role
 from opabinia.data.sources import MotIdentities, mot
 from opabinia.data.sources.mot import track_ground_truth
 from opabinia.evaluation.tracking.scores import evaluate_tracks
-from opabinia.tracking.sequences import Frame, FrameDetections, track_sequence
-from opabinia.tracking.sort import byte_track
+from opabinia.models.trackers.sequences import Frame, FrameDetections, track_sequence
+from opabinia.models.trackers.sort import byte_track
 
 WIDTH, HEIGHT, FRAMES = 64, 48, 25
 INFO = f"""[Sequence]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from opabinia.tracking.camera import camera_shift
+from opabinia.models.trackers.camera import camera_shift
 
 
 def textured(height: int, width: int) -> np.ndarray:

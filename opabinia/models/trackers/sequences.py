@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from opabinia.contracts.tracking import FrameDetections, Tracker, TrackerState, Tracks
-from opabinia.tracking.association import Ints
+from opabinia.models.trackers.association import Ints
 
 
 class Frame(NamedTuple):

@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from opabinia.contracts.tracking import Tracker, TrackerState, Tracks
-from opabinia.tracking.botsort import bot_sort
-from opabinia.tracking.ocsort import oc_sort
-from opabinia.tracking.sequences import Frame, update
-from opabinia.tracking.sort import byte_track, sort
+from opabinia.models.trackers.botsort import bot_sort
+from opabinia.models.trackers.ocsort import oc_sort
+from opabinia.models.trackers.sequences import Frame, update
+from opabinia.models.trackers.sort import byte_track, sort
 
 TRACKERS: dict[str, Tracker] = {"sort": sort, "bytetrack": byte_track, "ocsort": oc_sort, "botsort": bot_sort}
 

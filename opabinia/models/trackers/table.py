@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from opabinia.contracts.tracking import FrameDetections, TrackerState
-from opabinia.tracking.association import Ints
-from opabinia.tracking.kalman import Floats, Motion
+from opabinia.models.trackers.association import Ints
+from opabinia.models.trackers.kalman import Floats, Motion
 
 _SLACK = 1e-6
 """Frames by which times may be rounded."""

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 
-from opabinia.tracking.kalman import Floats
+from opabinia.models.trackers.kalman import Floats
 
 Ints = NDArray[np.int64]
 

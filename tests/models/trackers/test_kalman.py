@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from opabinia.tracking import kalman
-from opabinia.tracking.association import box_iou, match, others
-from opabinia.tracking.table import TrackTable
+from opabinia.models.trackers import kalman
+from opabinia.models.trackers.association import box_iou, match, others
+from opabinia.models.trackers.table import TrackTable
 
 
 def test_the_filter_is_that_of_the_textbook() -> None:

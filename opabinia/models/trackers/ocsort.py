@@ -10,10 +10,10 @@ import numpy as np
 from opabinia.config import register
 from opabinia.contracts import Count, Fraction, NonNegative, Positive
 from opabinia.contracts.tracking import FrameDetections, TrackerState
-from opabinia.tracking import kalman
-from opabinia.tracking.association import Ints, box_iou, match, others
-from opabinia.tracking.kalman import Floats, Motion
-from opabinia.tracking.table import TrackTable, elapsed
+from opabinia.models.trackers import kalman
+from opabinia.models.trackers.association import Ints, box_iou, match, others
+from opabinia.models.trackers.kalman import Floats, Motion
+from opabinia.models.trackers.table import TrackTable, elapsed
 
 _MEASUREMENT_NOISE = np.array([1.0, 1, 10, 10])
 _POSITION_NOISE, _VELOCITY_NOISE = np.array([1.0, 1, 1, 1]), np.array([0.01, 0.01, 0.0001, 0])

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from opabinia.contracts.tracking import FrameDetections, TrackGroundTruth
-from opabinia.tracking.sequences import Frame
+from opabinia.models.trackers.sequences import Frame
 
 KINDS = ("linear", "occlusion", "nonlinear", "crowded")
 FRAMES = 300

@@ -13,11 +13,11 @@ import pytest
 from opabinia.config import live_catalog
 from opabinia.contracts.tracking import FrameDetections, Tracker, TrackerState
 from opabinia.evaluation.tracking.scores import evaluate_tracks
-from opabinia.tracking.botsort import bot_sort
-from opabinia.tracking.ocsort import oc_sort
-from opabinia.tracking.sequences import Frame, track_sequence, update
-from opabinia.tracking.sort import byte_track, sort
-from tests.tracking.streams import KINDS, stream
+from opabinia.models.trackers.botsort import bot_sort
+from opabinia.models.trackers.ocsort import oc_sort
+from opabinia.models.trackers.sequences import Frame, track_sequence, update
+from opabinia.models.trackers.sort import byte_track, sort
+from tests.models.trackers.streams import KINDS, stream
 
 TRACKERS = {"sort": sort, "bytetrack": byte_track, "ocsort": oc_sort, "botsort": bot_sort}
 LEAST_MOTA = {"linear": 0.954, "occlusion": 0.937, "nonlinear": 0.932, "crowded": 0.882}

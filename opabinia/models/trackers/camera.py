@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from opabinia.tracking.kalman import Floats
+from opabinia.models.trackers.kalman import Floats
 
 _EPS = 1e-12
 

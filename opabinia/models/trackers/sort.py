@@ -7,10 +7,10 @@ import numpy as np
 from opabinia.config import register
 from opabinia.contracts import Count, Fraction, NonNegative, Positive
 from opabinia.contracts.tracking import FrameDetections, TrackerState
-from opabinia.tracking import kalman
-from opabinia.tracking.association import Ints, box_iou, match, others
-from opabinia.tracking.kalman import Floats
-from opabinia.tracking.table import TrackTable, elapsed
+from opabinia.models.trackers import kalman
+from opabinia.models.trackers.association import Ints, box_iou, match, others
+from opabinia.models.trackers.kalman import Floats
+from opabinia.models.trackers.table import TrackTable, elapsed
 
 _MEASUREMENT_NOISE, _NOISE, _START_VARIANCE = 0.1, 0.01, 1.0
 """Variances in square pixels of the corners of boxes: of a detection, of a frame's motion, and of a new track."""

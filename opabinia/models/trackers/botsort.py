@@ -12,10 +12,10 @@ import numpy as np
 from opabinia.config import register
 from opabinia.contracts import Count, Fraction, NonNegative, Positive
 from opabinia.contracts.tracking import FrameDetections, TrackerState
-from opabinia.tracking import kalman
-from opabinia.tracking.association import Ints, box_iou, match
-from opabinia.tracking.kalman import Floats, Motion
-from opabinia.tracking.table import TrackTable, elapsed
+from opabinia.models.trackers import kalman
+from opabinia.models.trackers.association import Ints, box_iou, match
+from opabinia.models.trackers.kalman import Floats, Motion
+from opabinia.models.trackers.table import TrackTable, elapsed
 
 _POSITION_NOISE, _VELOCITY_NOISE, _MEASUREMENT_NOISE = 0.05, 0.00625, 0.05
 """Standard deviations as shares of a box's width and height (section 3.1)."""
