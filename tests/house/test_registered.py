@@ -286,6 +286,8 @@ def test_every_schema_builds(schema: dict[str, Any]) -> None:
     problems = []
     definitions = json_schema(CATALOG, "predictor")["$defs"] | schema["$defs"]
     for entry in ENTRIES:
+        if entry.family == "tracker":  # of Python only: no command takes one yet
+            continue
         is_command = entry.family == "command"
         definition = json_schema(CATALOG, entry.name) if is_command else definitions[f"{entry.family}.{entry.name}"]
         if (

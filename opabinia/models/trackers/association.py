@@ -30,8 +30,8 @@ def match(scores: Floats, similarity: Floats, least: float) -> tuple[Ints, Ints]
     The assignment is a function of the numbers alone: equal scores are decided by the order of rows and columns.
 
     Args:
-        scores: of each pair (N x M).
-        similarity: of each pair (N x M).
+        scores: score of each pair (N x M).
+        similarity: similarity of each pair (N x M).
         least: smallest similarity of a match.
 
     Returns:
