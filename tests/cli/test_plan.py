@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from opabinia.data.layouts.unlabeled import UnlabeledImages
 from tests.cli.conftest import CommandResult
 
 Command = Callable[..., CommandResult]
@@ -101,6 +102,46 @@ def test_wrong_options(
 def test_options_for_data_are_refused_for_recipes(opabinia: Command, recipe: str, message: str) -> None:
     result = opabinia("train", recipe, "--budget", "5m")
     assert result.status == 2 and message in result.err
+
+
+def test_small_objects_in_large_images_are_planned_in_tiles(opabinia: Command, tmp_path: Path) -> None:
+    """Images of 2000 pixels with objects of 16 pixels."""
+    (tmp_path / "annotations").mkdir()
+    boxes = [
+        {"bbox": [x, y, 16, 16], "area": 256, "iscrowd": 0} for x in range(0, 2000, 400) for y in range(0, 2000, 400)
+    ]
+    for split, count in (("train", 3), ("val", 1)):
+        (tmp_path / split).mkdir()
+        for number in range(count):
+            Image.new("RGB", (2000, 2000), (90 + number, 90, 90)).save(tmp_path / split / f"{number}.jpg")
+        images = [{"id": at, "file_name": f"{at}.jpg", "width": 2000, "height": 2000} for at in range(count)]
+        annotations = [
+            {"id": at * len(boxes) + number, "image_id": at, "category_id": 1, **box}
+            for at in range(count)
+            for number, box in enumerate(boxes)
+        ]
+        content = {"images": images, "annotations": annotations, "categories": [{"id": 1, "name": "sign"}]}
+        (tmp_path / "annotations" / f"instances_{split}.json").write_text(json.dumps(content))
+    recipe = tmp_path / "mine.yaml"
+    words = ["--budget", "1h", "--device-memory", "24GiB", "--out", recipe]
+    assert opabinia("plan", tmp_path, *words).status == 0
+    text = recipe.read_text()
+    assert "tile: 800  # half of the objects would be narrower than 6.4 pixels" in text
+    assert "tiles: {size: '${vars.tile}', overlap: 0.04}" in text
+    assert opabinia("config", "check", recipe).status == 0
+
+
+def test_many_images_without_labels_are_trained_on_first(
+    opabinia: Command, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = UnlabeledImages("more/unlabeled", 5000)
+    monkeypatch.setattr("opabinia.training.autoconfig.plan.unlabeled_images", lambda *options: found)
+    words = ["--budget", "2h", "--device-memory", "24GiB", "--out", tmp_path / "mine.yaml"]
+    result = opabinia("plan", data, *words)
+    assert result.status == 0 and "5,000 images without labels beside 48 with labels" in result.err
+    first, second = (line for line in (tmp_path / "mine.yaml").read_text().splitlines() if line.startswith("#   opab"))
+    assert first == "#   opabinia train more/unlabeled --task selfsup --budget 60m --name pretraining"
+    assert second.endswith("--budget 60m 'init={weights: runs/unlabeled/pretraining, target_prefix: backbone}'")
 
 
 def test_several_machines_do_not_plan(opabinia: Command, data: Path, tmp_path: Path) -> None:

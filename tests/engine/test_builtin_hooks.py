@@ -203,8 +203,8 @@ def test_a_run_that_would_end_too_late_is_shortened_with_its_schedule(tmp_path: 
     trainer = slower_run(tmp_path, now, log_every=1).trainer()
     trainer.run()
     rates = [line["lr"] / 0.05 for line in lines(tmp_path) if "lr" in line]
-    # After 5 steps there is time for 7 more, of which 0.9 are used: 5 + 6 steps.
-    assert rates == pytest.approx([1 - step / 20 for step in range(5)] + [1 - step / 11 for step in range(5, 11)])
+    # After 3 hours there is time for 9 more steps, of which 0.9 are used: 3 + 8 steps.
+    assert rates == pytest.approx([1 - step / 20 for step in range(3)] + [1 - step / 11 for step in range(3, 11)])
     assert (trainer.stopped, trainer._run.clock.step) == (None, 11)
     assert [line["step"] for line in lines(tmp_path) if "val/top1" in line][-1] == 11
 

@@ -6,7 +6,7 @@ import time
 from typing import Annotated
 
 from opabinia.config import register
-from opabinia.contracts import Clock, Hook, Phase, Run, Stop
+from opabinia.contracts import Hook, Phase, Run, Stop
 from opabinia.runtime.durations import Duration, Units, format_seconds
 from opabinia.runtime.log import log
 from opabinia.runtime.processes import rank
@@ -22,8 +22,8 @@ class TimeLimit(Hook):
     Args:
         max_time: such as ``1.5h``.
         final: the run then counts as complete, with its last evaluation.
-        shorten: predict the end of the run after each quarter of its steps, and if it is later than that, shorten the
-            run and its schedules to the steps for which there is time.
+        shorten: predict the end of the run after each quarter of that time, and if it is later, shorten the run and its
+            schedules to the steps for which there is time.
     """
 
     def __init__(
@@ -32,18 +32,20 @@ class TimeLimit(Hook):
         self.max_time, self.final, self.shorten = max_time, final, shorten
         self._seconds = max_time.value * 3600
         self._first: tuple[int, float] | None = None  # number and time of the first step of this process
+        self._quarters = 0  # of the time, at the last prediction
 
     def after_step(self, run: Run) -> None:
         """Request the stop when the time is up, or a shorter run when it will be up too early."""
         now = time.monotonic()
-        left = self._seconds - (now - run.start_time)
-        if left <= 0:
+        used = now - run.start_time
+        quarters = int(4 * used / self._seconds) if self._seconds else 4
+        if used >= self._seconds:
             run.stop = run.stop or Stop(f"the time limit of {self.max_time} is reached", self.final)
         elif self._first is None:
-            self._first = run.clock.step, now
-        elif self.shorten and rank() == 0 and _ends_quarter(run.clock):
-            first, started = self._first
-            self._shorten(run, left, (now - started) / (run.clock.step - first))
+            self._first, self._quarters = (run.clock.step, now), quarters
+        elif self.shorten and quarters > self._quarters and rank() == 0:
+            self._quarters, (first, started) = quarters, self._first
+            self._shorten(run, self._seconds - used, (now - started) / (run.clock.step - first))
 
     def _shorten(self, run: Run, left: float, step_seconds: float) -> None:
         """Request a shorter run if the steps left take longer than the time left."""
@@ -59,9 +61,3 @@ class TimeLimit(Hook):
         if phase.kind == "evaluate":
             used = time.monotonic() - run.start_time
             log.info("%s of at most %s are used", format_seconds(used), format_seconds(self._seconds))
-
-
-def _ends_quarter(clock: Clock) -> bool:
-    """Return whether the last step was the last one of a quarter of the run, but not of the whole."""
-    quarters = 4 * clock.step // clock.total_steps
-    return quarters < 4 and quarters > 4 * (clock.step - 1) // clock.total_steps

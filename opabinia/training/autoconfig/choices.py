@@ -56,6 +56,7 @@ class Chosen:
         model, size: what its speed depends on.
         batch: samples of a step.
         steps: its length.
+        evaluated: samples of an evaluation, or tiles of them.
     """
 
     base: str
@@ -64,6 +65,7 @@ class Chosen:
     size: int
     batch: int
     steps: int
+    evaluated: int
 
 
 def choose(situation: Situation, data: Datasets) -> Chosen:
@@ -99,9 +101,10 @@ def _backbone(situation: Situation, capacity: rules.Capacity, key: str = "task.b
 
 
 class _Length(NamedTuple):
-    """Batch size, steps and evaluations of a run, and CPU threads."""
+    """Batch size, steps and evaluations of a run, evaluated samples or tiles, and CPU threads."""
 
     batch: int
+    evaluated: int
     schedule: rules.Schedule
     epochs: float
     threads: int | None
@@ -122,7 +125,7 @@ def _length(
     speed = rules.predicted_speed(situation, network, size)
     schedule = rules.schedule(situation, speed, batch.value)
     epochs = schedule.steps * batch.value / situation.profile.samples
-    return _Length(batch.value, schedule, epochs, speed.threads)
+    return _Length(batch.value, situation.profile.val_samples, schedule, epochs, speed.threads)
 
 
 def _training(situation: Situation, network: Network, length: _Length) -> Iterator[Choice]:
@@ -149,12 +152,12 @@ def _training(situation: Situation, network: Network, length: _Length) -> Iterat
         yield Choice("train.precision", "bf16", "mixed precision: faster on GPUs, with the range of float32")
     ema = rules.ema_decay(schedule.steps)
     yield Choice("ema", None if ema is None else {"decay": ema.value}, "" if ema is None else ema.reason, "ema_decay")
-    every = f"{max(1, -(-schedule.steps // schedule.evaluations))}it"
-    evaluation = {"every": every, **({"weights": "ema"} if ema is not None else {})}
+    every = rules.checkpoints(schedule)
+    evaluation = {"every": every.value, **({"weights": "ema"} if ema is not None else {})}
     yield Choice(
         "evaluate", evaluation, f"{schedule.evaluations} evaluations: a tenth of the budget at most", "schedule"
     )
-    yield Choice("checkpoint.every", every)
+    yield _choice("checkpoint.every", every, rules.checkpoints)
     hours = max(0.001, round(situation.budget * 1.08 / 3600, 4))
     limit = {"name": "time_limit", "max_time": f"{hours}h", "final": True, "shorten": True}
     yield Choice("hooks", {"budget": limit}, "shortens a run that is slower than measured, with its schedule")
@@ -234,6 +237,7 @@ def _chosen(base: str, choices: Sequence[Choice], capacity: rules.Capacity, leng
         size=capacity.size,
         batch=length.batch,
         steps=length.schedule.steps,
+        evaluated=length.evaluated,
     )
 
 
@@ -242,34 +246,80 @@ def _chosen(base: str, choices: Sequence[Choice], capacity: rules.Capacity, leng
 
 def _detection(situation: Situation, data: Datasets) -> Chosen:
     profile, machine = situation.profile, situation.machine
-    size = rules.detection_size(profile, 800 if machine.has_gpu else 448)
-    capacity = rules.detection_capacity(situation, size.value, 640 if machine.has_gpu else 320)
+    limit = 800 if machine.has_gpu else 448
+    flip = rules.mirroring(profile.classes)
+    tiled = _tiled(situation, limit)
+    if tiled is not None:
+        capacity, tiles, reason = tiled
+        situation = rules.tiles_as_samples(situation, tiles)
+        inputs = _tiled_images(tiles, reason, flip)
+    else:
+        size = rules.detection_size(profile, limit)
+        capacity = rules.detection_capacity(situation, size.value, 640 if machine.has_gpu else 320)
+        inputs = _resized_images(capacity, size, flip)
     length = _length(situation, capacity, most=16 if machine.has_gpu else 8, least=2, steps=600)
     light, frozen = not machine.has_gpu, rules.frozen_norms(capacity.network)
-    sides = [round(capacity.size * factor / 8) * 8 for factor in (0.8, 0.9, 1.0, 1.1, 1.2)]
-    longest = capacity.size * 2
-    flip = rules.mirroring(profile.classes)
-    train = [
-        {"name": "resize_shortest_edge", "short_edge_length": "${vars.short}", "max_size": "${vars.longest}"},
-        *([{"name": "RandomHorizontalFlip"}] if flip.value else []),
-        {"name": "RandomPhotometricDistort"},
-    ]
     choices = [
         *_backbone(situation, capacity),
         *_sources(data),
         *([_choice("task.freeze_norms", frozen, rules.frozen_norms)] if frozen else []),
         *_detector(situation, light),
-        Choice(
-            "vars.test", capacity.size, f"wanted: {size.value} ({size.reason}); {capacity.reason}", "detection_size"
-        ),
-        Choice("vars.short", sides, "20 % smaller to 20 % larger"),
-        Choice("vars.longest", longest),
-        Choice("data.train.transforms", train, f"mirrored: {flip.reason}", "mirroring"),
+        *inputs,
         *_balanced(situation, {"name": "repeat_factor", "threshold": 0.05}),
         *_training(situation, capacity.network, length),
         Choice("train.step", {"name": "standard", "clip_norm": 5.0}),
     ]
     return _chosen("detection/coco_format", choices, capacity, length)
+
+
+class _Tiled(NamedTuple):
+    """Network and tiles of a detector, and why there are tiles."""
+
+    capacity: rules.Capacity
+    tiles: rules.Tiling
+    reason: str
+
+
+def _tiled(situation: Situation, limit: int) -> _Tiled | None:
+    """Return network and tiles if the images need tiles, and there is time for them."""
+    needed = rules.needs_tiles(situation.profile, limit)
+    if needed is None:
+        return None
+    capacity = rules.capacity(situation, limit, epochs=6.0, samples=1_500.0, smallest=256)
+    tiles = rules.tiling(situation.profile, capacity.size)
+    evaluation = rules.evaluation_seconds(rules.tiles_as_samples(situation, tiles), capacity.network, capacity.size)
+    return _Tiled(capacity, tiles, needed.reason) if evaluation <= situation.budget / 2 else None
+
+
+def _resized_images(capacity: rules.Capacity, size: Value, flip: Value) -> Iterator[Choice]:
+    """Yield image size and transforms of a detector for whole images."""
+    sides = [round(capacity.size * factor / 8) * 8 for factor in (0.8, 0.9, 1.0, 1.1, 1.2)]
+    train = [
+        {"name": "resize_shortest_edge", "short_edge_length": "${vars.short}", "max_size": "${vars.longest}"},
+        *_changes(flip),
+    ]
+    reason = f"wanted: {size.value} ({size.reason}); {capacity.reason}"
+    yield Choice("vars.test", capacity.size, reason, "detection_size")
+    yield Choice("vars.short", sides, "20 % smaller to 20 % larger")
+    yield Choice("vars.longest", capacity.size * 2)
+    yield Choice("data.train.transforms", train, f"mirrored: {flip.reason}", "mirroring")
+
+
+def _tiled_images(tiles: rules.Tiling, reason: str, flip: Value) -> Iterator[Choice]:
+    """Yield tile size and transforms of a detector for tiles of large images."""
+    side = "${vars.tile}"
+    crop = {"name": "random_crop", "kind": "absolute", "size": [side, side]}
+    train = [{**crop, "object_probability": 0.9, "min_visible": 0.3}, *_changes(flip)]
+    yield Choice("vars.tile", tiles.size, reason, "needs_tiles")
+    yield Choice("task.tiles", {"size": side, "overlap": tiles.overlap}, f"overlap: {tiles.reason}", "tiling")
+    shown = f"crops, of which nine of ten show an object; mirrored: {flip.reason}"
+    yield Choice("data.train.transforms", train, shown, "mirroring")
+    yield Choice("data.val.transforms", [], "tiles are cut from the original images")
+
+
+def _changes(flip: Value) -> list[dict[str, Any]]:
+    """Return the augmentation of images for detectors."""
+    return [*([{"name": "RandomHorizontalFlip"}] if flip.value else []), {"name": "RandomPhotometricDistort"}]
 
 
 def _detector(situation: Situation, light: bool) -> Iterator[Choice]:

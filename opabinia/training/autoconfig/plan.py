@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -12,11 +13,12 @@ from typing import Any
 from opabinia.config import ConfigError, Problem, catalog, check, compose, register
 from opabinia.config import build as build_config
 from opabinia.config.errors import nearest
-from opabinia.config.paths import facts_file
+from opabinia.config.paths import data_name, facts_file
 from opabinia.contracts import Source, SourcePart
 from opabinia.data.layouts.layout import TASK_NAMES, Layout, Section, TaskName
 from opabinia.data.layouts.readings import convert
 from opabinia.data.layouts.recognition import recognize
+from opabinia.data.layouts.unlabeled import unlabeled_images
 from opabinia.data.profile import DatasetProfile, profile_dataset
 from opabinia.data.splitting import split_dataset
 from opabinia.models.weights.available import available_backbones
@@ -26,6 +28,7 @@ from opabinia.runtime.json_files import read_json
 from opabinia.runtime.log import log
 from opabinia.runtime.text import plural
 from opabinia.runtime.version import __version__
+from opabinia.training.autoconfig import rules
 from opabinia.training.autoconfig.choices import Chosen, Datasets, choose
 from opabinia.training.autoconfig.probe import measure
 from opabinia.training.autoconfig.recipe import recipe_text
@@ -131,13 +134,38 @@ def plan(
             log.warning("%d files cannot be read, such as %s", len(profile.unreadable), profile.unreadable[0])
         weights = tuple(backbone.model for backbone in available_backbones())
         situation = Situation(profile=profile, machine=machine, budget=budget, weights=weights)
+        advice = [] if _sets_weights(overrides) else _pretraining(situation, data, reading)
+        for line in advice:
+            log.info("note    %s", line)
         runs = None
         if search is not None:
             situation, runs = _searched(situation, datasets, overrides, search)
         situation, chosen = _measured(situation, datasets, overrides)
         saved = SavedPlan(version=VERSION, opabinia=__version__, situation=situation, data=datasets, search=runs)
-        write_plan(saved, chosen, out, data)
+        write_plan(saved, chosen, out, data, advice)
         return saved
+
+
+def _sets_weights(overrides: Sequence[str]) -> bool:
+    """Return whether overrides choose the initial weights."""
+    return any(word.removeprefix("--").partition("=")[0].partition(".")[0].strip() == "init" for word in overrides)
+
+
+def _pretraining(situation: Situation, data: str, reading: Layout) -> list[str]:
+    """Return why to train without labels first, and the two commands; nothing if that would not help."""
+    labeled = situation.profile.samples + situation.profile.val_samples
+    images = unlabeled_images(data, reading, labeled)
+    needed = None if images is None else rules.pretraining(situation, images.number)
+    if images is None or needed is None:
+        return []
+    time, name = f"{round(needed.value / 60)}m", "pretraining"
+    folder = Path("runs") / data_name(images.place) / name
+    init = shlex.quote(f"init={{weights: {folder}, target_prefix: backbone}}")
+    return [
+        f"{needed.reason}, and the network starts from random weights: train without labels first.",
+        f"  opabinia train {shlex.quote(images.place)} --task selfsup --budget {time} --name {name}",
+        f"  opabinia train {shlex.quote(data)} --budget {time} {init}",
+    ]
 
 
 @contextmanager
@@ -242,8 +270,8 @@ def describe_profile(profile: DatasetProfile) -> str:
     return ", ".join(parts)
 
 
-def write_plan(saved: SavedPlan, chosen: Chosen, out: Path, data: str) -> None:
-    """Write the recipe and the facts behind it."""
+def write_plan(saved: SavedPlan, chosen: Chosen, out: Path, data: str, advice: Sequence[str] = ()) -> None:
+    """Write the recipe, with advice at its top, and the facts behind it."""
     situation = saved.situation
     facts, budget = describe_profile(situation.profile), format_seconds(situation.budget)
     if saved.search is not None:
@@ -253,6 +281,7 @@ def write_plan(saved: SavedPlan, chosen: Chosen, out: Path, data: str) -> None:
         f"Planned by Opabinia {saved.opabinia} (rules {saved.version}) for {data}: {facts}; {budget} on "
         f"{situation.machine.name}.",
         "Change what you like; `opabinia plan RECIPE --explain KEY` prints the rule behind a value of this file.",
+        *advice,
     ]
     out.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(out, recipe_text(chosen, heading))

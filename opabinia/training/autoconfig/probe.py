@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -168,7 +169,8 @@ class _Probe(Measurement):
             return self.train / 3  # a batch of views
         task.eval()
         seconds = []
-        with torch.no_grad(), autocast(device, self._precision):
+        with torch.no_grad(), autocast(device, self._precision), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=r"task\.tiles: ")  # a crop for training is a single tile
             for _ in range(2):
                 started = time.perf_counter()
                 task.predict(batch)

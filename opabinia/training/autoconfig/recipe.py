@@ -17,12 +17,16 @@ def recipe_text(chosen: Chosen, heading: Sequence[str]) -> str:
 
     Args:
         chosen: base and values.
-        heading: sentences for the comment at the top.
+        heading: sentences for the comment at the top, and indented commands, which stay on one line.
     """
-    lines = [f"# {line}" for text in heading for line in textwrap.wrap(text, WIDTH - 2) or [""]]
+    lines = [f"# {line}" for text in heading for line in _wrapped(text)]
     lines += ["", f"base: {chosen.base}", ""]
     lines += _section(_tree(chosen.choices), 0)
     return "\n".join(lines) + "\n"
+
+
+def _wrapped(text: str) -> list[str]:
+    return [text] if text.startswith("  ") else textwrap.wrap(text, WIDTH - 2) or [""]
 
 
 def _tree(choices: Sequence[Choice]) -> dict[str, Any]:

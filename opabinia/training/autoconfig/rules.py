@@ -153,6 +153,27 @@ def affordable_samples(situation: Situation, network: Network, size: int) -> flo
     return TRAINING_SHARE * situation.budget / predicted_speed(situation, network, size).train
 
 
+# --- images without labels --------------------------------------------------------------------------------------------
+
+PRETRAINING_BUDGET = 3600.0
+"""Seconds from which on a budget has time for two stages."""
+
+
+@rule(
+    "docs/selfsup.md, ten labels per class: top-1 0.744 from scratch, 0.867 after pretraining; "
+    "less with labels for all images: benchmarks/RESULTS.md, unlabelled_to_detector"
+)
+def pretraining(situation: Situation, unlabeled: int) -> Value | None:
+    """Self-supervised pretraining first, in half of the budget: with at least 1,000 images without labels, ten times as
+    many as with labels, from a budget of one hour on, if no ImageNet weights are at hand, which are a better start."""
+    labeled = situation.profile.samples
+    if situation.task in ("selfsup", "video") or situation.budget < PRETRAINING_BUDGET or unlabeled < 1000:
+        return None
+    if networks(situation)[0].pretrained or unlabeled < 10 * labeled:
+        return None
+    return Value(situation.budget / 2, f"{unlabeled:,} images without labels beside {labeled:,} with labels")
+
+
 # --- network and image size -------------------------------------------------------------------------------------------
 
 
@@ -251,6 +272,60 @@ def detection_capacity(situation: Situation, wanted: int, roomy: int) -> Capacit
     return larger if larger.size > needed.size else needed
 
 
+class Tiling(NamedTuple):
+    """Tiles of large images, for detectors.
+
+    Attributes:
+        size: side in pixels of the image.
+        overlap: of neighboring tiles, as a share of their side.
+        per_image: number of them in an image.
+        reason: why the overlap.
+    """
+
+    size: int
+    overlap: float
+    per_image: int
+    reason: str
+
+
+@rule("Akyon et al. 2022 (SAHI); one trial in docs/log.md: AP 0.112 with tiles, 0.000 without; 12 pixels: assumed")
+def needs_tiles(profile: DatasetProfile, limit: int) -> Value | None:
+    """Detectors train on random crops of large images and search overlapping tiles of them: if half of the objects
+    would be narrower than 12 pixels in an image of at most ``limit``, the images are 1.5 times as large, and an
+    evaluation takes at most half of the budget."""
+    if profile.object_sides is None or profile.short_sides is None or profile.short_sides[2] < 1.5 * limit:
+        return None
+    short, median, large = profile.short_sides[2], profile.object_sides[2], profile.object_sides[3]
+    width = median * limit / short
+    if width >= 12 or large > limit / 2:
+        return None
+    return Value(True, f"half of the objects would be narrower than {width:.2g} pixels in an image resized to {limit}")
+
+
+@rule("an object that is as wide as the overlap is complete in one tile: docs/detection.md, large images")
+def tiling(profile: DatasetProfile, size: int) -> Tiling:
+    """Overlap of tiles: twice as wide as nine of ten objects, at most half a tile."""
+    assert profile.object_sides is not None and profile.short_sides is not None and profile.long_sides is not None
+    width = 2 * profile.object_sides[3]
+    overlap = min(0.5, math.ceil(100 * width / size) / 100)
+    stride = size * (1 - overlap)
+    sides = profile.short_sides[2], profile.long_sides[2]
+    count = math.prod(1 + math.ceil(max(0.0, side - size) / stride) for side in sides)
+    return Tiling(size, overlap, count, f"{width:.0f} pixels, twice as wide as nine of ten objects")
+
+
+def tiles_as_samples(situation: Situation, tiles: Tiling) -> Situation:
+    """Return the situation with a sample for each tile of an image: they take the time, and epochs are of them."""
+    profile = situation.profile
+    counts = {name: getattr(profile, name) * tiles.per_image for name in ("samples", "val_samples", "examined")}
+    return replace(situation, profile=replace(profile, **counts))
+
+
+def evaluation_seconds(situation: Situation, network: Network, size: int) -> float:
+    """Return the time of an evaluation."""
+    return predicted_speed(situation, network, size).evaluate * situation.profile.val_samples
+
+
 # --- batch, learning rate, length -------------------------------------------------------------------------------------
 
 
@@ -336,6 +411,14 @@ def schedule(situation: Situation, speed: Speed, batch: int) -> Schedule:
     if steps == longest:
         reason = f"{LONGEST} epochs: more rarely help"
     return Schedule(steps, count, f"{reason} in {format_seconds(situation.budget)}")
+
+
+@rule("Li et al. 2020 (budgeted training): a schedule that ends with the budget is better than a part of a longer one")
+def checkpoints(schedule: Schedule) -> Value:
+    """Steps between checkpoints: one with each evaluation, of which the best is kept. There is no early stopping, which
+    would end a run while its learning rate is high; of more than 300 epochs no run is planned."""
+    steps = max(1, -(-schedule.steps // schedule.evaluations))
+    return Value(f"{steps}it", "with each evaluation; the best is kept, and the learning rate falls to the end")
 
 
 @rule("Morales-Brotons et al. 2024")

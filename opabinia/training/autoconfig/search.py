@@ -42,7 +42,7 @@ START_SECONDS = 10.0
 
 LR_FACTORS = (1.0, 2.0, 0.5, 4.0, 0.25, 8.0, 0.125)
 
-SEARCHED = ("learning_rate", "capacity", "detection_size")
+SEARCHED = ("learning_rate", "capacity", "detection_size", "needs_tiles")
 """Rules whose values a search replaces."""
 
 
@@ -177,8 +177,8 @@ def search_seconds(situation: Situation) -> float:
 
 def _overhead(situation: Situation, tried: Sequence[Candidate]) -> float:
     """Return the time of a run without its training steps."""
-    slowest = max(_speed(situation, candidate).evaluate for candidate in tried)
-    return START_SECONDS + slowest * situation.profile.val_samples
+    evaluations = (_speed(situation, candidate).evaluate * candidate.chosen.evaluated for candidate in tried)
+    return START_SECONDS + max(evaluations)
 
 
 def _speed(situation: Situation, candidate: Candidate) -> Speed:

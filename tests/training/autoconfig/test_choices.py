@@ -161,3 +161,40 @@ def test_layers_of_large_pretrained_networks_have_their_own_learning_rates(
 ) -> None:
     chosen = values(machine=GPU, budget=36_000.0, weights=() if model is None else (model,))
     assert chosen["param_groups"].get("layer_decay") == decay
+
+
+def tiny_objects(median: float = 16.0, large: float = 18.0, short: float = 2000.0, **facts: Any) -> dict[str, Any]:
+    """Return the values for large images with small objects."""
+    sides = (14.0, 15.0, median, large, 2 * large)
+    defaults = {"object_sides": sides, "short_sides": (short,) * 5, "long_sides": (short * 1.2,) * 5}
+    return values(**{"task": "detection", "budget": 36_000.0, **defaults, **facts})
+
+
+@pytest.mark.parametrize("machine", [CPU, GPU])
+def test_small_objects_in_large_images_are_found_in_tiles(machine: Machine) -> None:
+    chosen = tiny_objects(machine=machine)
+    size = chosen["vars.tile"]
+    assert chosen["data.train.transforms"][0]["name"] == "random_crop" and chosen["data.val.transforms"] == []
+    assert chosen["task.tiles"]["overlap"] == pytest.approx(2 * 18 / size, abs=0.01)
+    assert not {"vars.test", "vars.short", "vars.longest"} & chosen.keys()
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"median": 60.0, "large": 80.0},  # wide enough in a resized image
+        {"short": 600.0},  # hardly larger than resized ones
+        {"large": 900.0},  # larger than a tile
+        {"budget": 60.0},  # an evaluation takes longer
+        {"object_sides": None},
+    ],
+)
+def test_other_images_are_resized(facts: dict[str, Any]) -> None:
+    chosen = tiny_objects(**facts)
+    assert "task.tiles" not in chosen and "vars.test" in chosen
+
+
+def test_checkpoints_are_saved_with_each_evaluation_and_nothing_stops_the_run_early() -> None:
+    chosen = values()
+    assert chosen["checkpoint.every"] == chosen["evaluate"]["every"]
+    assert "early_stop" not in str(chosen)

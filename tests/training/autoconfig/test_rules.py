@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -60,3 +61,28 @@ def test_prediction_scales_with_pixels_and_networks() -> None:
 def test_gpus_share_the_work() -> None:
     one, four = (rules.assumed_speed(replace(GPU, gpus=count)).train for count in (1, 4))
     assert one == pytest.approx(4 * four)
+
+
+def test_tiles_cover_the_image() -> None:
+    facts = {"object_sides": (9.0, 12.0, 16.0, 20.0, 30.0), "short_sides": (900.0,) * 5, "long_sides": (1500.0,) * 5}
+    tiles = rules.tiling(situation("detection", **facts).profile, 400)
+    assert (tiles.overlap, tiles.per_image) == (0.1, 3 * 5)  # every 360 pixels, from 0 to the last whole tile
+    counted = rules.tiles_as_samples(situation("detection", **facts), tiles).profile
+    assert (counted.samples, counted.val_samples) == (15 * 3000, 15 * 300)
+
+
+@pytest.mark.parametrize(
+    "changes, expected",
+    [
+        ({}, 3600.0),
+        ({"weights": (rules.REFERENCE,)}, None),
+        ({"budget": 3000.0}, None),
+        ({"samples": 5000}, None),
+        ({"task": "selfsup"}, None),
+    ],
+)
+def test_pretraining_without_labels(changes: dict[str, Any], expected: float | None) -> None:
+    facts = situation(**{"weights": (), "budget": 7200.0, **changes})
+    value = rules.pretraining(facts, 40_000)
+    assert (None if value is None else value.value) == expected
+    assert rules.pretraining(replace(facts, profile=replace(facts.profile, samples=50)), 900) is None
