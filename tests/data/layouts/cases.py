@@ -535,7 +535,7 @@ DETECTION = [
         steps(
             images("pics/{1..3}.jpg"),
             text(
-                "boxes.csv", "/home/me/pics/1.jpg,1,2,6,7,a\n/home/me/pics/2.jpg,,,,,\n/home/me/pics/1.jpg,0,0,4,4,b\n"
+                "boxes.csv", "/data/pics/1.jpg,1,2,6,7,a\n/data/pics/2.jpg,,,,,\n/data/pics/1.jpg,0,0,4,4,b\n"
             ),
             text("classes.csv", "a,0\nb,1\n"),
         ),
