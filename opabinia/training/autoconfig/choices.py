@@ -439,7 +439,7 @@ def _video(situation: Situation, data: Datasets) -> Chosen:
     profile, machine = situation.profile, situation.machine
     capacity = _image_capacity(situation, 224 if machine.has_gpu else 128, epochs=8.0, smallest=64)
     count = rules.frames(profile, machine)
-    length = _length(situation, capacity, most=16, steps=500)
+    length = _length(situation, capacity, most=16, least=8, steps=300)
     flip = rules.mirroring(profile.classes)
     choices = [
         *_backbone(situation, capacity, "task.backbone.backbone"),

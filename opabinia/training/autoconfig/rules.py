@@ -331,7 +331,7 @@ def evaluation_seconds(situation: Situation, network: Network, size: int) -> flo
 
 @rule("small batches generalize better: Keskar et al. 2017; memory: opabinia benchmark --memory; " + OURS)
 def batch_size(situation: Situation, samples: float, most: int, least: int, steps: int = 100) -> Value:
-    """Samples of a step: a power of two, so that the run has at least about 100 steps, of videos 500, of
+    """Samples of a step: a power of two, so that the run has at least about 100 steps, of videos 300, of
     detectors and segmentation 600, and an epoch at least 8."""
     profile = situation.profile
     limit = min(samples / steps, profile.samples / 8)
