@@ -534,9 +534,7 @@ DETECTION = [
         "list of boxes without names of columns, with paths of another machine",
         steps(
             images("pics/{1..3}.jpg"),
-            text(
-                "boxes.csv", "/data/pics/1.jpg,1,2,6,7,a\n/data/pics/2.jpg,,,,,\n/data/pics/1.jpg,0,0,4,4,b\n"
-            ),
+            text("boxes.csv", "/data/pics/1.jpg,1,2,6,7,a\n/data/pics/2.jpg,,,,,\n/data/pics/1.jpg,0,0,4,4,b\n"),
             text("classes.csv", "a,0\nb,1\n"),
         ),
         *("boxes", "detection", 2),
