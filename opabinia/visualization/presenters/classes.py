@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from PIL.Image import Image
@@ -12,7 +12,9 @@ from PIL.Image import Image
 from opabinia.contracts import Comparison, DrawOptions, Panel, Presenter, Sample
 from opabinia.contracts.presenting import OPTIONS, Predicted
 from opabinia.visualization.drawing import draw_objects
-from opabinia.visualization.video_strips import SampledClip, draw_strip, sampled_clips, write_clip
+
+if TYPE_CHECKING:  # imported where videos are shown: predictions of images do not need it
+    from opabinia.visualization.video_strips import SampledClip
 
 
 class ClassPresenter(Presenter):
@@ -43,6 +45,8 @@ class ClassPresenter(Presenter):
         for images."""
         if "video" not in sample:
             return None
+        from opabinia.visualization.video_strips import draw_strip
+
         caption = ", ".join(self.caption(self.readable(prediction)))
         title = f"{Path(str(sample['id'])).name}: {caption}"
         return draw_strip(sample["video"], self._clips(sample, prediction), title)
@@ -67,6 +71,8 @@ class ClassPresenter(Presenter):
         truth, predicted = self.ground_truth_caption(sample, classes), self.caption(self.readable(prediction))
         caption = f"ground truth: {', '.join(truth)}; predicted: {', '.join(predicted)}"
         if "video" in sample:
+            from opabinia.visualization.video_strips import draw_strip
+
             clips = self._clips(sample, prediction)
             title = "; ".join([caption, *(f"{clip.name}: {clip.text}" for clip in clips if clip.name)])
             return Comparison([Panel(draw_strip(sample["video"], clips), title)], caption, verdict)
@@ -76,8 +82,12 @@ class ClassPresenter(Presenter):
         """Write the strip of a video as ``strips/NAME.png`` and the clips that the model saw, labelled, as
         ``clips/NAME.mp4``."""
         if "video" in sample:
+            from opabinia.visualization.video_strips import write_clip
+
             write_clip(out / "clips" / f"{name}.mp4", sample["video"], self._clips(sample, prediction))
         return super().save(out, name, sample, prediction, options)
 
     def _clips(self, sample: Sample, prediction: Predicted) -> list[SampledClip]:
+        from opabinia.visualization.video_strips import sampled_clips
+
         return sampled_clips(sample["frames"], prediction, self.dataset_info.classes)
