@@ -47,4 +47,4 @@ from opabinia.optim import schedules as schedule_parts
 from opabinia.tasks import attributes, classification, detection, multitask, reid, selfsup
 from opabinia.tasks import segmentation as segmentation_task
 from opabinia.tasks import video as video_task
-from opabinia.training import session, trained_model
+from opabinia.training import session, tracking, trained_model

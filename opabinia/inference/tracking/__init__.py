@@ -1,0 +1,1 @@
+"""Tracking: a detector, a re-identification model and a tracker on the frames of videos."""

@@ -1,0 +1,258 @@
+"""Tracks of the objects in the frames of a video: a detector, a re-identification model if there is one, a tracker.
+
+A frame is a forward pass of its own, and so are its crops. Kernels round differently for batches of different sizes;
+this way, tracks depend on the frames alone.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from time import perf_counter
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from opabinia.config import ConfigError, Problem
+from opabinia.contracts.tracking import FrameDetections, TrackerState
+from opabinia.data.decoding.images import Channels
+from opabinia.data.decoding.sequential import TimedFrame
+from opabinia.data.loader import DataError
+from opabinia.inference.predictor import ImageInput, Predictor, image_from
+from opabinia.models.trackers.camera import camera_shift
+from opabinia.models.trackers.sequences import Frame, update
+from opabinia.training.tracking import Tracking
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+LOWEST_SCORE = 0.1
+"""Lowest score of the detections that are tracked: trackers also use detections of low score."""
+
+_MAX_CROPS = 64
+"""Crops in a forward pass."""
+_PROBE_SIDE = 64
+_CAMERA_SIDE = 512
+"""Side in pixels of the frames that the motion of the camera is measured in, at most."""
+
+
+class Latency(defaultdict[str, float]):
+    """Seconds by stage: ``detector``, ``re-ID``, ``tracker`` ..."""
+
+    def __init__(self) -> None:
+        super().__init__(float)
+
+    @contextmanager
+    def measure(self, stage: str) -> Iterator[None]:
+        """Add the time of the block to a stage."""
+        start = perf_counter()
+        try:
+            yield
+        finally:
+            self[stage] += perf_counter() - start
+
+
+class Pipeline:
+    """Detect and track objects.
+
+    Args:
+        detector: a model that predicts upright boxes; instance masks and keypoints are not used.
+        embedder: a model whose embeddings describe the appearance of objects, such as one of re-identification.
+        min_score: lowest score of detections.
+
+    Attributes:
+        latency: time that the models and the tracker took so far.
+
+    Raises:
+        ConfigError: the detector predicts no upright boxes, or the embedder no embeddings of images.
+
+    Example::
+
+        pipeline = Pipeline(opabinia.load("runs/detection/mine/default"), opabinia.load("runs/reid/mine/default"))
+        tracking = resolve_tracking({"tracker": "botsort"})
+        for image, frame, ids in pipeline.track(read_frames("video.mp4"), tracking):
+            print(frame.number, ids, frame.detections.boxes)
+    """
+
+    def __init__(
+        self, detector: Predictor, embedder: Predictor | None = None, *, min_score: float = LOWEST_SCORE
+    ) -> None:
+        self.detector, self.embedder, self.min_score = detector, embedder, min_score
+        self.latency = Latency()
+        _check_detector(detector)
+        self._width = None if embedder is None else _embedding_width(embedder)
+
+    @property
+    def channels(self) -> Channels:
+        """Channels of the frames to read: 3 if one of the models needs color."""
+        return 3 if self.embedder is not None and self.embedder.channels == 3 else self.detector.channels
+
+    def detect(
+        self, image: ImageInput, number: int = 0, time: float | None = None, camera: Camera | None = None
+    ) -> Frame:
+        """Return the detections of a frame that have area within it, best first, with embeddings if there is a model
+        for them.
+
+        Args:
+            image: the frame.
+            number: number of the frame.
+            time: time of the frame in seconds; None: one frame after the frame before.
+            camera: that of the sequence, of successive calls; None: it stands still.
+
+        Raises:
+            ValueError, OSError: it is not an image, or cannot be read.
+            DataError: the detector predicts numbers that are not finite.
+        """
+        pixels = image_from(image, self.channels)
+        with self.latency.measure("detector"):
+            boxes, scores, labels = self._boxes(pixels, number)
+        embeddings = None if self.embedder is None else self.embed(pixels, boxes)
+        with self.latency.measure("camera"):
+            shift = (0.0, 0.0) if camera is None else camera.shift(pixels)
+        return Frame(number, FrameDetections(boxes, scores, embeddings, time, shift), labels)
+
+    def _boxes(self, image: Tensor, number: int) -> tuple[Floats, Floats, Ints]:
+        """Return boxes, scores and labels of the detections in an image."""
+        prediction = _tensors(self.detector, image)
+        found = prediction["labels"] >= 0
+        boxes, scores = (prediction[name][found].double().numpy() for name in ("boxes", "scores"))
+        if not (np.isfinite(boxes).all() and np.isfinite(scores).all()):
+            raise DataError(f"the detector predicts numbers that are not finite for frame {number}")
+        height, width = image.shape[-2:]
+        corners = boxes.reshape(-1, 2, 2).clip(0, (width, height))
+        rows = (scores >= self.min_score) & (corners[:, 0] < corners[:, 1]).all(1)
+        return boxes[rows], scores[rows], prediction["labels"][found].numpy()[rows].astype(np.int64)
+
+    def embed(self, image: ImageInput, boxes: Floats) -> Floats:
+        """Return embeddings of the crops of an image in boxes, of unit length (N x D), D = 0 without an embedder.
+
+        Crops have whole pixels, those that a box touches, as in the sources of crops; one at least.
+
+        Args:
+            image: the original image.
+            boxes: left, top, right, bottom in its pixels (N x 4).
+        """
+        if self.embedder is None or self._width is None:
+            return np.zeros((len(boxes), 0))
+        with self.latency.measure("re-ID"):
+            pixels = image_from(image, self.channels)
+            height, width = pixels.shape[-2:]
+            starts = np.floor(boxes[:, :2]).clip(0, (width - 1, height - 1)).astype(int)
+            ends = np.maximum(np.ceil(boxes[:, 2:]).clip(0, (width, height)).astype(int), starts + 1)
+            samples = [
+                self.embedder.sample(pixels[:, top:bottom, left:right])
+                for (left, top), (right, bottom) in zip(starts.tolist(), ends.tolist(), strict=True)
+            ]
+            parts = [samples[first : first + _MAX_CROPS] for first in range(0, len(samples), _MAX_CROPS)]
+            rows = [self.embedder.embeddings(part).double().numpy() for part in parts]
+            return np.concatenate([np.zeros((0, self._width)), *rows])
+
+    def track(self, images: Iterable[TimedFrame], tracking: Tracking) -> Iterator[tuple[TimedFrame, Frame, Ints]]:
+        """Yield successive frames, each with its detections and their tracks, see
+        :func:`opabinia.models.trackers.sequences.update`.
+
+        Args:
+            images: frames of a video.
+            tracking: the tracker, see :func:`opabinia.training.tracking.resolve_tracking`.
+        """
+        stream = StreamTracker(self, tracking)
+        for image in images:
+            yield image, *stream.track(image)
+
+
+class StreamTracker:
+    """Track the objects of one stream, frame by frame.
+
+    Args:
+        pipeline: detector and embedder.
+        tracking: the tracker.
+
+    Attributes:
+        state: state of the tracker.
+        camera: measures the motion of the camera, if that is wanted.
+    """
+
+    def __init__(self, pipeline: Pipeline, tracking: Tracking) -> None:
+        self.pipeline, self.tracking = pipeline, tracking
+        self.state: TrackerState = {}
+        self.camera = Camera() if tracking.camera_motion else None
+
+    def track(self, image: TimedFrame) -> tuple[Frame, Ints]:
+        """Return the detections of the next frame and their tracks, -1 for those without one.
+
+        Raises:
+            ValueError: the time is not after that of the frame before; see :meth:`Pipeline.detect` for the others.
+        """
+        tracking = self.tracking
+        frame = self.pipeline.detect(image.image, image.number, image.seconds, self.camera)
+        with self.pipeline.latency.measure("tracker"):
+            return frame, update(tracking.tracker, self.state, frame.detections, frame.labels, tracking.per_class)
+
+
+class Camera:
+    """Measure the motion of the camera from frame to frame.
+
+    Attributes:
+        before: the frame before, gray and perhaps reduced (uint8, H x W); None before the first one.
+    """
+
+    def __init__(self) -> None:
+        self.before: NDArray[np.uint8] | None = None
+
+    def shift(self, image: ImageInput) -> tuple[float, float]:
+        """Return by how many pixels the background has moved to the right and down since the frame before; 0 for the
+        first frame, and where the size changes."""
+        gray = image_from(image, 1)[0].numpy()
+        factor = -(-max(gray.shape) // _CAMERA_SIDE)
+        rows, columns = (side // factor for side in gray.shape)
+        blocks = gray[: rows * factor, : columns * factor].reshape(rows, factor, columns, factor)
+        reduced = blocks.mean((1, 3)).round().astype(np.uint8)
+        before, self.before = self.before, reduced
+        if before is None or before.shape != reduced.shape:
+            return 0.0, 0.0
+        right, down = camera_shift(before, reduced)
+        return right * factor, down * factor
+
+
+def _tensors(predictor: Predictor, image: Tensor) -> dict[str, Tensor]:
+    return predictor.tensors([predictor.sample(image)])[0]
+
+
+def _probe(channels: Channels) -> Tensor:
+    """Return an image for trials."""
+    ramp = torch.linspace(0, 255, _PROBE_SIDE).round().to(torch.uint8)
+    return ramp.expand(channels, _PROBE_SIDE, _PROBE_SIDE)
+
+
+def _check_detector(detector: Predictor) -> None:
+    """Raise a ConfigError if a model predicts no upright boxes of an image."""
+    if detector.takes_video:
+        raise _error("RUN", "its model predicts videos; a detector is needed")
+    prediction = _tensors(detector, _probe(detector.channels))
+    if not {"boxes", "scores", "labels"} <= prediction.keys():
+        raise _error("RUN", f"its model predicts {', '.join(sorted(prediction))}; a detector, with boxes, is needed")
+    if prediction["boxes"].shape[1] != 4:
+        raise _error("RUN", "its model predicts oriented boxes; trackers are for upright ones")
+
+
+def _embedding_width(embedder: Predictor) -> int:
+    """Return the number of values of an embedding.
+
+    Raises:
+        ConfigError: the model gives none.
+    """
+    if embedder.takes_video:
+        raise _error("--reid", "its model takes videos; one of images is needed, such as of re-identification")
+    try:
+        width: int = embedder.embeddings([embedder.sample(_probe(embedder.channels))]).shape[1]
+    except NotImplementedError as error:
+        message = "its model gives no embeddings; one of re-identification, classification or the like does"
+        raise _error("--reid", message) from error
+    return width
+
+
+def _error(option: str, message: str) -> ConfigError:
+    return ConfigError(Problem("command line", option, message))
