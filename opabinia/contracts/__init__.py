@@ -107,6 +107,7 @@ from opabinia.contracts.streams import SubtaskStreams as SubtaskStreams
 from opabinia.contracts.streams import TrainingStream as TrainingStream
 from opabinia.contracts.streams import ValidationStream as ValidationStream
 from opabinia.contracts.tracking import FrameDetections as FrameDetections
+from opabinia.contracts.tracking import FrameTracks as FrameTracks
 from opabinia.contracts.tracking import Role as Role
 from opabinia.contracts.tracking import Tracker as Tracker
 from opabinia.contracts.tracking import TrackerState as TrackerState

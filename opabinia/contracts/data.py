@@ -12,6 +12,8 @@ from annotated_types import Ge, Interval
 from numpy.typing import NDArray
 from torch import Tensor
 
+from opabinia.contracts.tracking import FrameTracks
+
 Sample = dict[str, Any]
 """One sample.
 
@@ -150,6 +152,7 @@ class GroundTruth:
         not_exhaustive: classes of which not all objects are annotated (LVIS).
         corners: x, y of the four corners of oriented boxes as annotated, in order around the object, which need not be
             an exact rectangle (float64, N x 4 x 2); None for upright boxes.
+        track: video and number of the frame, and its boxes with their tracks; None for images.
     """
 
     image_id: int | str
@@ -164,6 +167,7 @@ class GroundTruth:
     absent: tuple[int, ...] = ()
     not_exhaustive: tuple[int, ...] = ()
     corners: NDArray[np.float64] | None = None
+    track: FrameTracks | None = None
 
 
 @runtime_checkable

@@ -70,6 +70,7 @@ class SourceInfo(DataFacts):
         queries: True for a query, False for an image of the gallery (bool, N).
 
         present: for each image the classes of the objects in it, each once (N arrays of int64).
+        sequences: name of the video of each frame, of videos with tracks (N texts): ground truth has them.
     """
 
     channels: Channels = 3
@@ -90,6 +91,7 @@ class SourceInfo(DataFacts):
     queries: NDArray[Any] | None = None
 
     present: Sequence[Indices] | None = None
+    sequences: NDArray[np.str_] | None = None
 
     @property
     def single_labels(self) -> Indices | None:
@@ -111,7 +113,7 @@ class SourceInfo(DataFacts):
 
     def select(self, indices: Indices) -> SourceInfo:
         """Return the facts about some of the samples (int64, M), in this order."""
-        names = ("labels", "sizes", "cameras", "views", "queries")
+        names = ("labels", "sizes", "cameras", "views", "queries", "sequences")
         columns = {name: column[indices] for name in names if (column := getattr(self, name)) is not None}
         present = None if self.present is None else RaggedArray(self.present[index] for index in indices.tolist())
         return replace(self, shards=None, starts=None, present=present, **columns)
@@ -141,7 +143,7 @@ class SourceInfo(DataFacts):
         identities, which may differ in meaning. What one of them does not know is unknown."""
         if not infos:
             raise ValueError("sources: at least one is needed")
-        first = infos[0]
+        first, videos = infos[0], [info.sequences for info in infos if info.sequences is not None]
 
         def join(name: str) -> Any:
             columns = [getattr(info, name) for info in infos]
@@ -159,6 +161,9 @@ class SourceInfo(DataFacts):
             partly_labeled=tuple(dict.fromkeys(chain.from_iterable(info.partly_labeled for info in infos))),
             sizes=join("sizes"),
             present=RaggedArray(chain.from_iterable(present)) if len(present) == len(infos) else None,
+            sequences=np.array([f"{number}/{name}" for number, names in enumerate(videos) for name in names.tolist()])
+            if len(videos) == len(infos)
+            else None,
         )
 
 

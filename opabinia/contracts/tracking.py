@@ -56,6 +56,33 @@ class TrackGroundTruth(NamedTuple):
     labels: NDArray[np.int64]
     roles: NDArray[np.int64]
 
+    def select(self, rows: NDArray[Any] | slice) -> TrackGroundTruth:
+        """Return some of the boxes, by index, mask or slice."""
+        frames, ids, boxes, labels, roles = self
+        return TrackGroundTruth(frames[rows], ids[rows], boxes[rows], labels[rows], roles[rows])
+
+
+class FrameTracks(NamedTuple):
+    """A frame of a video, and its annotated boxes with their tracks.
+
+    Attributes:
+        sequence: name of the video.
+        frame: number of the frame.
+        time: seconds since the first frame; None: unknown, then the frames that are read follow each other at a fixed
+            rate.
+        truth: the boxes as annotated (N), also those that a detector is not trained on; ``frames`` are all ``frame``.
+    """
+
+    sequence: str
+    frame: int
+    time: float | None
+    truth: TrackGroundTruth
+
+    def relabeled(self, new_labels: NDArray[np.int64]) -> FrameTracks:
+        """Return the same boxes with other classes; ``new_labels`` has the new label of each class."""
+        labels = np.where(self.truth.labels < 0, -1, new_labels[self.truth.labels])
+        return self._replace(truth=self.truth._replace(labels=labels))
+
 
 class FrameDetections(NamedTuple):
     """The N detections of a frame, of one class or of all.

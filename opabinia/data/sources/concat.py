@@ -53,6 +53,9 @@ class ConcatBase(Source):
         converted = {**sample, "id": f"{number}/{sample['id']}"}
         for key in GROUND_TRUTH_KEYS & sample.keys():
             converted[key] = replace(sample[key], image_id=f"{number}/{sample[key].image_id}")
+        if (objects := converted.get("ground_truth")) is not None and objects.track is not None:
+            track = objects.track._replace(sequence=f"{number}/{objects.track.sequence}")
+            converted["ground_truth"] = replace(objects, track=track)
         return converted
 
     def id(self, index: int) -> str:

@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torchvision import tv_tensors
 
-from opabinia.contracts import Channels, GroundTruth, Indices, RaggedArray, Sample, SourceInfo
+from opabinia.contracts import Channels, FrameTracks, GroundTruth, Indices, RaggedArray, Sample, SourceInfo
 from opabinia.contracts.masks import decode_rle
 from opabinia.data.decoding.images import read_image
 from opabinia.data.sources import annotation_errors as kinds
@@ -61,6 +61,7 @@ class DetectionListing:
         oriented: replace boxes by the rectangles of minimum area around segmentations; without ``masks``.
         image_ids: of the images in the file (int64, N); None if they only have names.
         absent, not_exhaustive: classes of each image, as in :class:`opabinia.contracts.GroundTruth`; None if unknown.
+        tracks: frame and tracks of each image of a video; None of other images.
         noun: what messages call an object of this file.
         below_root: images outside ``root`` are errors.
         names: of N images, as the file system has them.
@@ -80,6 +81,7 @@ class DetectionListing:
     keypoints: Sequence[str] = ()
     absent: Sequence[Sequence[int]] | None = None
     not_exhaustive: Sequence[Sequence[int]] | None = None
+    tracks: Sequence[FrameTracks] | None = None
     noun: str = "annotation"
     below_root: bool = True
     names: list[bytes] = field(default_factory=list)
@@ -190,6 +192,8 @@ class DetectionListing:
             self.absent = list(compress(self.absent, kept))
         if self.not_exhaustive is not None:
             self.not_exhaustive = list(compress(self.not_exhaustive, kept))
+        if self.tracks is not None:
+            self.tracks = list(compress(self.tracks, kept))
 
 
 class AnnotatedImages(NamedFiles):
@@ -223,6 +227,7 @@ class AnnotatedImages(NamedFiles):
             category_ids=tuple(listing.category_ids or range(1, len(listing.classes) + 1)),
             frequencies=tuple(listing.frequencies),
             present=RaggedArray.group_unique(trained.image_indices, trained.labels, count),
+            sequences=None if listing.tracks is None else np.array([frame.sequence for frame in listing.tracks]),
         )
         super().__init__(listing.root, listing.names, info)
         self.file, self.noun = listing.file, listing.noun
@@ -232,6 +237,7 @@ class AnnotatedImages(NamedFiles):
         self._ends = np.searchsorted(self.annotations.image_indices, np.arange(count), "right")
         self._absent = None if listing.absent is None else RaggedArray(listing.absent)
         self._not_exhaustive = None if listing.not_exhaustive is None else RaggedArray(listing.not_exhaustive)
+        self._tracks = listing.tracks
         self._flip_pairs = flip_pairs(listing.keypoints)
 
     def __getitem__(self, index: int) -> Sample:
@@ -268,6 +274,7 @@ class AnnotatedImages(NamedFiles):
             corners=annotations.corners,
             absent=() if self._absent is None else tuple(self._absent[index].tolist()),
             not_exhaustive=() if self._not_exhaustive is None else tuple(self._not_exhaustive[index].tolist()),
+            track=None if self._tracks is None else self._tracks[index],
         )
 
     def fingerprint(self) -> str:
@@ -277,6 +284,7 @@ class AnnotatedImages(NamedFiles):
             self.names.tobytes(),
             "\0".join([*self.classes, *self.info.keypoints]).encode() + self._sizes.tobytes(),
             *(array.tobytes() for array in arrays if array is not None),
+            *(column.tobytes() for frame in self._tracks or () for column in frame.truth),
         )
         objects = f"{len(self.annotations.ids)} objects of {len(self.classes)} classes"
         return f"{len(self)} images with {objects}, {digest}"
@@ -292,6 +300,8 @@ class AnnotatedImages(NamedFiles):
             merged = np.bincount(new_labels, minlength=len(classes))
             counts = (np.bincount(new_labels[labels], minlength=len(classes)) for labels in self._absent)
             result._absent = RaggedArray(np.flatnonzero((merged > 0) & (merged == count)) for count in counts)
+        if self._tracks is not None:
+            result._tracks = [frame.relabeled(new_labels) for frame in self._tracks]
         return result
 
     def select(self, indices: Indices) -> AnnotatedImages:
@@ -309,6 +319,8 @@ class AnnotatedImages(NamedFiles):
             result._absent = self._absent.select(indices)
         if self._not_exhaustive is not None:
             result._not_exhaustive = self._not_exhaustive.select(indices)
+        if self._tracks is not None:
+            result._tracks = [self._tracks[index] for index in indices.tolist()]
         return result
 
     def _annotations_of(self, index: int) -> AnnotationArrays:

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from torchvision import tv_tensors
 
 from opabinia.config import register
-from opabinia.contracts import GroundTruth, RaggedArray, Sample, Source, SourceInfo, TrackGroundTruth
+from opabinia.contracts import FrameTracks, GroundTruth, RaggedArray, Sample, Source, SourceInfo, TrackGroundTruth
 from opabinia.contracts.tracking import Role
 from opabinia.data.sampling.samplers import uniform
 from opabinia.data.sources.detection_base import make_sample
@@ -44,7 +44,8 @@ class DigitTracks(Source):
     a gray occluder in the middle, and wait there. Then, by chance, they go on, or go back to where they came from: only
     their appearance tells which. Boxes include hidden parts; a digit is not annotated while less than 0.3 is visible.
 
-    A sample is a frame with boxes, as in ``digit_scenes``; :meth:`ground_truth` has the tracks.
+    A sample is a frame with boxes, as in ``digit_scenes``, and their tracks. Frames of a sequence, such as ``val/03``,
+    are counted from 1.
 
     Digits: E. Alpaydin and C. Kaynak, Optical Recognition of Handwritten Digits, UCI Machine Learning Repository, 1998.
 
@@ -63,6 +64,7 @@ class DigitTracks(Source):
             boxes=True,
             category_ids=tuple(range(1, 11)),
             present=RaggedArray(np.unique(self._rows_of(index)[:, 2]) for index in range(len(self._images))),
+            sequences=np.array([f"{split}/{index // FRAMES:02d}" for index in range(len(self._images))]),
         )
 
     def __len__(self) -> int:
@@ -70,19 +72,26 @@ class DigitTracks(Source):
 
     def __getitem__(self, index: int) -> Sample:
         index = range(len(self))[index]
-        rows = self._rows_of(index)
-        boxes = rows[:, 3:7].astype(np.float64)
+        ground_truth = self.ground_truth(index)
+        return make_sample(self._images[index].clone(), self.id(index), ground_truth, ~ground_truth.crowd, None, ())
+
+    def ground_truth(self, index: int) -> GroundTruth:
+        """Return the annotations of a frame."""
+        rows, frame = self._rows_of(index), index % FRAMES + 1
+        boxes, labels = rows[:, 3:7].astype(np.float64), rows[:, 2].copy()
         sides = boxes[:, 2:] - boxes[:, :2]
-        ground_truth = GroundTruth(
+        frames, roles = np.full(len(rows), frame), np.full(len(rows), Role.COUNTED)
+        truth = TrackGroundTruth(frames, rows[:, 1], boxes, labels, roles)
+        return GroundTruth(
             image_id=index,
             size=(SIDE, SIDE),
             ids=np.arange(self._ends[index] - len(rows), self._ends[index]) + 1,
             boxes=np.concatenate([boxes[:, :2], sides], 1),
-            labels=rows[:, 2].copy(),
+            labels=labels,
             areas=sides.prod(1),
             crowd=np.zeros(len(rows), dtype=bool),
+            track=FrameTracks(f"{self._split}/{index // FRAMES:02d}", frame, None, truth),
         )
-        return make_sample(self._images[index].clone(), self.id(index), ground_truth, ~ground_truth.crowd, None, ())
 
     def id(self, index: int) -> str:
         """Return a path-like name of a frame."""
@@ -91,16 +100,6 @@ class DigitTracks(Source):
     def fingerprint(self) -> str:
         """Return a text that changes with the frames."""
         return f"{_VERSION} {self._split}"
-
-    def ground_truth(self) -> dict[str, TrackGroundTruth]:
-        """Return the tracks of each sequence by its name, such as ``val/03``; frames are counted from 1."""
-        result = {}
-        for number in range(SEQUENCES[self._split]):
-            rows = self._rows[self._rows[:, 0] // FRAMES == number]
-            roles = np.full(len(rows), Role.COUNTED)
-            columns = rows[:, 0] % FRAMES + 1, rows[:, 1], rows[:, 3:7].astype(np.float64), rows[:, 2], roles
-            result[f"{self._split}/{number:02d}"] = TrackGroundTruth(*columns)
-        return result
 
     def _rows_of(self, index: int) -> NDArray[np.int64]:
         return self._rows[self._ends[index - 1] if index else 0 : self._ends[index]]

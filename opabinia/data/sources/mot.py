@@ -10,7 +10,7 @@ import numpy as np
 from torchvision import tv_tensors
 
 from opabinia.config import register
-from opabinia.contracts import Channels, Count, Fraction, InputPath, Sample, TrackGroundTruth
+from opabinia.contracts import Channels, Count, Fraction, FrameTracks, InputPath, Sample
 from opabinia.contracts.tracking import Role
 from opabinia.data.decoding.images import read_image
 from opabinia.data.sources.annotation_errors import Broken
@@ -40,8 +40,8 @@ def mot(
     broken: Broken = "clip",
     channels: Channels = 3,
 ) -> AnnotatedImages:
-    """Frames with bounding boxes of videos in the layout of MOTChallenge (also CVAT's "MOT 1.1"): a folder for each
-    sequence, with ``img1``, ``gt/gt.txt`` and perhaps ``seqinfo.ini`` and ``gt/labels.txt``.
+    """Frames with bounding boxes and tracks of videos in the layout of MOTChallenge (also CVAT's "MOT 1.1"): a folder
+    for each sequence, with ``img1``, ``gt/gt.txt`` and perhaps ``seqinfo.ini`` and ``gt/labels.txt``.
 
     Neighboring frames are nearly copies, so training and validation need different sequences. A sample's id is its path
     below the root.
@@ -67,12 +67,14 @@ def mot(
     found = read_sequences(root, sequences, exclude or [], names, first_pixel)
     chosen, ignored = _chosen_classes(root, found, classes, distractors)
     listing = DetectionListing(file=root, root=root, classes=chosen, noun="line")
+    tracks: list[FrameTracks] = []
     for sequence in found:
         numbers = sorted(sequence.images)[::every]
         images = {
             number: listing.add_image(os.fsencode(sequence.images[number]), sequence.info.size) for number in numbers
         }
         truth = sequence.ground_truth(chosen, ignored)
+        tracks += sequence.frames(truth, numbers)
         for row in np.flatnonzero(np.isin(sequence.rows.frames, numbers) & (truth.roles != Role.EXCLUDED)).tolist():
             left, top, right, bottom = truth.boxes[row].tolist()
             counted = truth.roles[row] == Role.COUNTED and sequence.rows.visibility[row] >= min_visibility
@@ -83,24 +85,8 @@ def mot(
                 (left, top, right - left, bottom - top),
                 crowd=not counted,
             )
+    listing.tracks = tracks
     return build_source(listing, broken=broken, empty=empty, channels=channels)
-
-
-def track_ground_truth(
-    root: Path,
-    *,
-    sequences: list[str] | None = None,
-    exclude: list[str] | None = None,
-    classes: list[str] | None = None,
-    distractors: list[str] | None = None,
-    names: list[str] | None = None,
-    first_pixel: int = 1,
-) -> dict[str, TrackGroundTruth]:
-    """Return the tracks of sequences in the layout of MOTChallenge, by name, for
-    :func:`opabinia.evaluation.tracking.scores.evaluate_tracks`. Arguments are those of :func:`mot`."""
-    found = read_sequences(root, sequences, exclude or [], names, first_pixel)
-    chosen, ignored = _chosen_classes(root, found, classes, distractors)
-    return {sequence.name: sequence.ground_truth(chosen, ignored) for sequence in found}
 
 
 @register.source

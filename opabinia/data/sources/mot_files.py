@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from opabinia.contracts.tracking import Role, TrackGroundTruth
+from opabinia.contracts.tracking import FrameTracks, Role, TrackGroundTruth
 from opabinia.data.sources.annotation_values import MAX_SIDE, errors_in, image_size, leaves_root, parse_whole, shortened
 from opabinia.data.sources.annotation_values import text as checked_name
 from opabinia.data.sources.folder import existing_folder, is_image_file
@@ -93,6 +93,16 @@ class MotSequence(NamedTuple):
         counted = (labels >= 0) & self.rows.counted & ~is_distractor
         roles = np.select([counted, is_distractor], [Role.COUNTED, Role.DISTRACTOR], Role.EXCLUDED)
         return TrackGroundTruth(self.rows.frames, self.rows.ids, self.rows.boxes, np.where(counted, labels, -1), roles)
+
+    def frames(self, truth: TrackGroundTruth, numbers: list[int]) -> list[FrameTracks]:
+        """Return frames with their part of the ground truth of the sequence; times are known with the frame rate."""
+        truth = truth.select(np.argsort(truth.frames, kind="stable"))
+        first, rate = min(self.images), self.info.frame_rate
+        starts, ends = (np.searchsorted(truth.frames, numbers, side).tolist() for side in ("left", "right"))
+        return [
+            FrameTracks(self.name, number, (number - first) / rate if rate else None, truth.select(slice(start, end)))
+            for number, start, end in zip(numbers, starts, ends, strict=True)
+        ]
 
 
 def read_sequences(

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from opabinia.contracts.tracking import FrameDetections
+from opabinia.contracts.tracking import FrameDetections, TrackGroundTruth
 from opabinia.data.sources import DigitTrackCrops, DigitTracks
 from opabinia.data.sources.digit_tracks import ARRIVE, FRAMES, LEAVE, PAIRS, SEQUENCES, WALL, make_sequence
 from opabinia.data.sources.digits import load_digits
+from opabinia.evaluation.tracking.frames import join_frames
 from opabinia.evaluation.tracking.scores import evaluate_tracks
 from opabinia.models.trackers.botsort import bot_sort
 from opabinia.models.trackers.sequences import Frame, track_sequence
@@ -20,6 +21,11 @@ from opabinia.models.trackers.sequences import Frame, track_sequence
 @pytest.fixture(scope="module")
 def source() -> DigitTracks:
     return DigitTracks(split="val")
+
+
+@pytest.fixture(scope="module")
+def truths(source: DigitTracks) -> dict[str, TrackGroundTruth]:
+    return join_frames(source.ground_truth(index).track for index in range(len(source)))
 
 
 def test_frames(source: DigitTracks) -> None:
@@ -33,8 +39,8 @@ def test_frames(source: DigitTracks) -> None:
     assert (source[5]["image"][0, :, WALL[0] : WALL[1]] == 120).all()
 
 
-def test_tracks(source: DigitTracks) -> None:
-    truths = source.ground_truth()
+def test_tracks(source: DigitTracks, truths: dict[str, TrackGroundTruth]) -> None:
+    assert source.info.sequences is not None and source.info.sequences[FRAMES] == "val/01"
     assert list(truths) == [f"val/{number:02d}" for number in range(SEQUENCES["val"])]
     truth = truths["val/01"]
     assert np.unique(truth.ids).tolist() == list(range(2 * PAIRS)) and truth.frames.max() == FRAMES
@@ -42,9 +48,9 @@ def test_tracks(source: DigitTracks) -> None:
     assert (truth.boxes[:, 2:] > truth.boxes[:, :2]).all() and truth.boxes.min() >= 0 and truth.boxes.max() <= 128
 
 
-def test_some_pairs_go_on_and_some_go_back(source: DigitTracks) -> None:
+def test_some_pairs_go_on_and_some_go_back(truths: dict[str, TrackGroundTruth]) -> None:
     returned = []
-    for truth in source.ground_truth().values():
+    for truth in truths.values():
         for track in range(0, 2 * PAIRS, 2):
             places = truth.boxes[truth.ids == track, 0]
             returned.append(bool(abs(places[-1] - places[0]) < 10))
@@ -65,9 +71,8 @@ def test_sequences_are_the_same_on_every_machine() -> None:
     assert (int(images.astype(np.int64).sum()), int(rows.sum()), len(rows)) == (48849645, 66139, 228)
 
 
-def test_appearance_is_needed(source: DigitTracks) -> None:
+def test_appearance_is_needed(source: DigitTracks, truths: dict[str, TrackGroundTruth]) -> None:
     """Ground-truth boxes as detections: motion alone loses tracks behind the occluder."""
-    truths = source.ground_truth()
     scores = {}
     for name, appearance in (("motion", False), ("appearance", True)):
         tracker = partial(bot_sort, min_appearance_iou=0.0)

@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from opabinia.contracts.tracking import Role
+from opabinia.contracts.tracking import Role, TrackGroundTruth
 from opabinia.data.sources import MotIdentities, mot
-from opabinia.data.sources.mot import track_ground_truth
+from opabinia.data.sources.concat import Concat
+from opabinia.data.sources.detection_base import AnnotatedImages
+from opabinia.evaluation.tracking.frames import join_frames
 from opabinia.evaluation.tracking.scores import evaluate_tracks
 from opabinia.models.trackers.sequences import Frame, FrameDetections, track_sequence
 from opabinia.models.trackers.sort import byte_track
@@ -62,6 +64,10 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+def tracks_of(source: AnnotatedImages) -> dict[str, TrackGroundTruth]:
+    return join_frames(source.ground_truth(index).track for index in range(len(source)))
+
+
 # --- three views ------------------------------------------------------------------------------------------------------
 
 
@@ -92,7 +98,7 @@ def test_crops_for_reidentification(root: Path) -> None:
 
 
 def test_ground_truth_of_tracks(root: Path) -> None:
-    truths = track_ground_truth(root)
+    truths = tracks_of(mot(root=root))
     assert list(truths) == ["a", "b"]
     truth = truths["a"]
     roles = {int(track): Role(role) for track, role in zip(truth.ids, truth.roles, strict=True)}
@@ -100,8 +106,35 @@ def test_ground_truth_of_tracks(root: Path) -> None:
     assert truth.labels[truth.roles != Role.COUNTED].max() == -1 and truth.boxes[0].tolist() == [0, 0, 20, 30]
 
 
+def test_frames_of_tracks(root: Path) -> None:
+    source = mot(root=root, every=10)
+    frames = [source.ground_truth(index).track for index in range(len(source))]
+    assert [(frame.sequence, frame.frame, frame.time) for frame in frames if frame] == [
+        *(("a", 1, 0), ("a", 11, 10 / 30), ("a", 21, 20 / 30)),
+        *(("b", 1, None), ("b", 11, None), ("b", 21, None)),
+    ], "the frame rate of b is unknown"
+    assert np.unique(tracks_of(source)["a"].frames).tolist() == [1, 11, 21]
+    both = Concat(sources=[source, mot(root=root, sequences=["a"])])
+    assert both.info.sequences is not None
+    assert (
+        both.info.sequences[[0, -1]].tolist()
+        == ["0/a", "1/a"]
+        == [both[i]["ground_truth"].track.sequence for i in (0, 30)]
+    )
+
+
+def test_tracks_of_other_classes(root: Path) -> None:
+    source = mot(root=root, classes=["car", "pedestrian"], sequences=["a"])
+    relabeled = source.relabeled(("person", "vehicle"), np.array([1, 0]))
+    assert np.unique(tracks_of(source)["a"].labels).tolist() == [-1, 1]
+    assert np.unique(tracks_of(relabeled)["a"].labels).tolist() == [-1, 0]
+    selected = relabeled.select(np.array([3]))
+    assert selected.ground_truth(0).track == relabeled.ground_truth(3).track
+    assert relabeled.fingerprint() != source.fingerprint()
+
+
 def test_perfect_detections_are_tracked_and_evaluated(root: Path) -> None:
-    truths = track_ground_truth(root)
+    truths = tracks_of(mot(root=root))
     tracks = {}
     for name, truth in truths.items():
         frames = []
