@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from opabinia.contracts.data import Batch, DataFacts, Indices, Sample
+from opabinia.contracts.data import Batch, DataFacts, GroundTruth, Indices, Sample
 from opabinia.contracts.ranges import Channels
 
 
@@ -232,6 +232,11 @@ class Source:
         """Return a text for each sample that names it in split files, without reading samples. By default these are the
         ids; samples with the same one are in the same split."""
         return map(self.id, range(len(self)))
+
+    def ground_truth(self, index: int) -> GroundTruth | None:
+        """Return the ``ground_truth`` of a sample without reading its image; None: only the sample has it, or there is
+        none."""
+        return None
 
     def paths(self, index: int) -> Sequence[bytes]:
         """Return the files that are read with a sample (images, maps, videos). Those of a batch are fetched from remote

@@ -71,12 +71,14 @@ class FrameTracks(NamedTuple):
         time: seconds since the first frame; None: unknown, then the frames that are read follow each other at a fixed
             rate.
         truth: the boxes as annotated (N), also those that a detector is not trained on; ``frames`` are all ``frame``.
+        visibility: visible share of each object (float64, N); None: unknown.
     """
 
     sequence: str
     frame: int
     time: float | None
     truth: TrackGroundTruth
+    visibility: NDArray[np.float64] | None = None
 
     def relabeled(self, new_labels: NDArray[np.int64]) -> FrameTracks:
         """Return the same boxes with other classes; ``new_labels`` has the new label of each class."""

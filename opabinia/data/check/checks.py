@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -9,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from opabinia.contracts import Source
+from opabinia.contracts import Role, Source
 from opabinia.contracts.masks import decode_rle
 from opabinia.data.check import findings as kinds
 from opabinia.data.check import statistics
@@ -34,6 +35,9 @@ NEAR = 4
 
 EXAMPLES = 12
 """Samples of a dataset that are shown with their ground truth."""
+
+GAP = 30
+"""Frames: tracks that are not annotated in more of them, and then again, are reported."""
 
 SMALL = 8
 """Pixels: images with a shorter side are reported."""
@@ -141,8 +145,10 @@ def run_checks(
     samples = [_check_scan(leaves[number], index, scan, findings) for (number, index), scan in read]
     find_duplicates(samples, near, findings)
     _check_identities(sources, all_positions, leaves, findings)
+    _check_videos(leaves, findings)
     for leaf, source in annotated:
         _check_objects(leaf, source, findings)
+        _check_gaps(leaf, source, findings)
     datasets = {name: _summarize(name, source, samples) for name, source in sources.items()}
     for name, dataset in datasets.items():
         is_partial = dataset.maps is not None and dataset.read < dataset.samples
@@ -267,6 +273,36 @@ def _check_objects(leaf: _Leaf, source: AnnotatedImages, findings: Findings) -> 
     for index, present in enumerate(source.info.present or ()):
         if not len(present):
             findings.add(kinds.EMPTY, [leaf.sample(index)])
+
+
+def _check_gaps(leaf: _Leaf, source: AnnotatedImages, findings: Findings) -> None:
+    """Add long gaps in tracks, in frames that are read."""
+    lengths: Counter[str] = Counter()
+    last: dict[tuple[str, int], int] = {}
+    for index, frame in enumerate(source.tracks or ()):
+        place = lengths[frame.sequence]
+        lengths[frame.sequence] += 1
+        for track in frame.truth.ids[frame.truth.roles == Role.COUNTED].tolist():
+            gap = place - last.get((frame.sequence, track), place - 1) - 1
+            if gap > GAP:
+                findings.add(kinds.TRACK_GAP, [leaf.sample(index, f"track {track}", f"not in the {gap} frames before")])
+            last[frame.sequence, track] = place
+
+
+def _check_videos(leaves: Sequence[_Leaf], findings: Findings) -> None:
+    """Add videos whose frames are in training and validation, each with a frame of both."""
+    trained: dict[tuple[bytes, str], SampleRef] = {}
+    for is_train in (True, False):
+        for leaf in leaves:
+            if leaf.source.info.sequences is None or is_training(leaf.dataset) != is_train:
+                continue
+            for name, index in zip(*np.unique(leaf.source.info.sequences, return_index=True), strict=True):
+                folder = b"".join(os.path.dirname(path) for path in leaf.source.paths(int(index))[:1])
+                sample = leaf.sample(int(index), value=f"video {name}")
+                if is_train:
+                    trained.setdefault((folder, str(name)), sample)
+                elif (folder, str(name)) in trained:
+                    findings.add(kinds.SAME_VIDEO, [trained[folder, str(name)], sample])
 
 
 def _check_identities(

@@ -22,9 +22,11 @@ REPEATED = "repeated in a dataset"
 OTHER_LABEL = "identical images with different labels"
 NEAR_OTHER_LABEL = "nearly identical images with different labels"
 SAME_IDENTITY = "identities in training and validation"
+SAME_VIDEO = "videos in training and validation"
+TRACK_GAP = "tracks that are not annotated for more than 30 frames"
 
 NOTES = {SMALL_IMAGE, TINY_BOX, EMPTY, EMPTY_MAP, NO_SAMPLES, NEAR_OTHER_LABEL, f"{IN_GALLERY}: {NEAR_DUPLICATE}"}
-NOTES |= {annotation_errors.UNUSED_MAP}
+NOTES |= {annotation_errors.UNUSED_MAP, TRACK_GAP}
 NOTES |= {f"{REPEATED}: {level}" for level in LEVELS}
 """Findings that may be intended; all others are errors."""
 

@@ -14,7 +14,6 @@ from opabinia.data.sources.concat import Concat as Concat
 from opabinia.data.sources.concat import ConcatIdentities as ConcatIdentities
 from opabinia.data.sources.cuhk03_archive import Cuhk03Archive as Cuhk03Archive
 from opabinia.data.sources.digit_scenes import DigitScenes as DigitScenes
-from opabinia.data.sources.digit_tracks import DigitTrackCrops as DigitTrackCrops
 from opabinia.data.sources.digit_tracks import DigitTracks as DigitTracks
 from opabinia.data.sources.digit_views import DigitViews as DigitViews
 from opabinia.data.sources.digits import Digits as Digits
@@ -34,7 +33,6 @@ from opabinia.data.sources.identity_datasets import vehicleid as vehicleid
 from opabinia.data.sources.identity_datasets import veri as veri
 from opabinia.data.sources.identity_datasets import veri_wild as veri_wild
 from opabinia.data.sources.idx import Idx as Idx
-from opabinia.data.sources.mot import MotIdentities as MotIdentities
 from opabinia.data.sources.mot import mot as mot
 from opabinia.data.sources.moving_digits import MovingDigits as MovingDigits
 from opabinia.data.sources.object_maps import ObjectMaps as ObjectMaps
@@ -60,6 +58,7 @@ from opabinia.data.sources.table import Table as Table
 from opabinia.data.sources.table import identity_table as identity_table
 from opabinia.data.sources.text_boxes import kitti as kitti
 from opabinia.data.sources.text_boxes import visdrone as visdrone
+from opabinia.data.sources.track_crops import TrackCrops as TrackCrops
 from opabinia.data.sources.via import via as via
 from opabinia.data.sources.video_lists import VideoList as VideoList
 from opabinia.data.sources.videos import FrameFolders as FrameFolders

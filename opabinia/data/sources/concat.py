@@ -6,14 +6,14 @@ import copy
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
 from annotated_types import MinLen
 
 from opabinia.config import register
-from opabinia.contracts import Batch, Indices, Sample, Source, SourceInfo, SourcePart
+from opabinia.contracts import Batch, GroundTruth, Indices, Sample, Source, SourceInfo, SourcePart
 from opabinia.data.sample_keys import GROUND_TRUTH_KEYS
 from opabinia.data.sources.file_names import short_digest
 from opabinia.data.sources.labels import check_class
@@ -52,11 +52,13 @@ class ConcatBase(Source):
         """Return the sample of a source with ids that are unique in all."""
         converted = {**sample, "id": f"{number}/{sample['id']}"}
         for key in GROUND_TRUTH_KEYS & sample.keys():
-            converted[key] = replace(sample[key], image_id=f"{number}/{sample[key].image_id}")
-        if (objects := converted.get("ground_truth")) is not None and objects.track is not None:
-            track = objects.track._replace(sequence=f"{number}/{objects.track.sequence}")
-            converted["ground_truth"] = replace(objects, track=track)
+            converted[key] = _in_source(sample[key], number)
         return converted
+
+    def ground_truth(self, index: int) -> GroundTruth | None:
+        number, own_index = self._locate(index)
+        ground_truth = self.sources[number].ground_truth(own_index)
+        return None if ground_truth is None else _in_source(ground_truth, number)
 
     def id(self, index: int) -> str:
         number, own_index = self._locate(index)
@@ -92,6 +94,14 @@ class ConcatBase(Source):
         result = copy.copy(self)
         ConcatBase.__init__(result, sources, self.info.select(indices))
         return result
+
+
+def _in_source(ground_truth: Any, number: int) -> Any:
+    """Return ground truth (of objects, or a map) with names of the image and the video that are unique in all
+    sources."""
+    track = getattr(ground_truth, "track", None)
+    named = {} if track is None else {"track": track._replace(sequence=f"{number}/{track.sequence}")}
+    return replace(ground_truth, image_id=f"{number}/{ground_truth.image_id}", **named)
 
 
 @register.source

@@ -209,6 +209,7 @@ class AnnotatedImages(NamedFiles):
 
     Attributes:
         annotations: in the order of images.
+        tracks: frame and tracks of each image of a video; None of other images.
         file, noun: of the listing.
     """
 
@@ -237,7 +238,7 @@ class AnnotatedImages(NamedFiles):
         self._ends = np.searchsorted(self.annotations.image_indices, np.arange(count), "right")
         self._absent = None if listing.absent is None else RaggedArray(listing.absent)
         self._not_exhaustive = None if listing.not_exhaustive is None else RaggedArray(listing.not_exhaustive)
-        self._tracks = listing.tracks
+        self.tracks = listing.tracks
         self._flip_pairs = flip_pairs(listing.keypoints)
 
     def __getitem__(self, index: int) -> Sample:
@@ -274,7 +275,7 @@ class AnnotatedImages(NamedFiles):
             corners=annotations.corners,
             absent=() if self._absent is None else tuple(self._absent[index].tolist()),
             not_exhaustive=() if self._not_exhaustive is None else tuple(self._not_exhaustive[index].tolist()),
-            track=None if self._tracks is None else self._tracks[index],
+            track=None if self.tracks is None else self.tracks[index],
         )
 
     def fingerprint(self) -> str:
@@ -284,7 +285,7 @@ class AnnotatedImages(NamedFiles):
             self.names.tobytes(),
             "\0".join([*self.classes, *self.info.keypoints]).encode() + self._sizes.tobytes(),
             *(array.tobytes() for array in arrays if array is not None),
-            *(column.tobytes() for frame in self._tracks or () for column in frame.truth),
+            *(column.tobytes() for frame in self.tracks or () for column in frame.truth),
         )
         objects = f"{len(self.annotations.ids)} objects of {len(self.classes)} classes"
         return f"{len(self)} images with {objects}, {digest}"
@@ -300,8 +301,8 @@ class AnnotatedImages(NamedFiles):
             merged = np.bincount(new_labels, minlength=len(classes))
             counts = (np.bincount(new_labels[labels], minlength=len(classes)) for labels in self._absent)
             result._absent = RaggedArray(np.flatnonzero((merged > 0) & (merged == count)) for count in counts)
-        if self._tracks is not None:
-            result._tracks = [frame.relabeled(new_labels) for frame in self._tracks]
+        if self.tracks is not None:
+            result.tracks = [frame.relabeled(new_labels) for frame in self.tracks]
         return result
 
     def select(self, indices: Indices) -> AnnotatedImages:
@@ -319,8 +320,8 @@ class AnnotatedImages(NamedFiles):
             result._absent = self._absent.select(indices)
         if self._not_exhaustive is not None:
             result._not_exhaustive = self._not_exhaustive.select(indices)
-        if self._tracks is not None:
-            result._tracks = [self._tracks[index] for index in indices.tolist()]
+        if self.tracks is not None:
+            result.tracks = [self.tracks[index] for index in indices.tolist()]
         return result
 
     def _annotations_of(self, index: int) -> AnnotationArrays:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torchvision import tv_tensors
 
 from opabinia.config import register
 from opabinia.contracts import FrameTracks, GroundTruth, RaggedArray, Sample, Source, SourceInfo, TrackGroundTruth
@@ -14,31 +13,27 @@ from opabinia.data.sampling.samplers import uniform
 from opabinia.data.sources.detection_base import make_sample
 from opabinia.data.sources.digit_rendering import Bytes
 from opabinia.data.sources.digits import Arrays, Split, load_cached, load_digits, split_digits
-from opabinia.data.sources.named import NamedSamples
-from opabinia.data.sources.reid_base import ReidImage, identity_info, open_split
 from opabinia.runtime.seeds import hash32
 
 SIDE, DIGIT, FRAMES, PAIRS = 128, 24, 60, 3
-SEQUENCES: dict[Split, int] = {"train": 24, "val": 8}
+SEQUENCES: dict[Split, int] = {"train": 64, "val": 8}
 WALL = (50, 78)
 """First and last column of the occluder, behind which a digit is hidden completely."""
 ARRIVE, LEAVE = 26, 34
 """Frames in which the digits reach the middle, and leave it."""
 MIN_VISIBLE = 0.3
 """A digit of which a smaller share is visible is not annotated."""
-MIN_GAP = 10
-"""Frames between two crops of a digit."""
 
 _INK = 96  # gray value from which on a pixel belongs to a digit
 _KEY = hash32(1797, 13)  # fixed, so that a run's seed does not change the sequences
-_VERSION = "digit_tracks-1"
+_VERSION = "digit_tracks-2"
 
 
 @register.source
 class DigitTracks(Source):
     """Multi-object tracking for trials and tests: frames of videos in which scikit-learn's handwritten digits move.
 
-    24 sequences of 60 frames for training, 8 for validation, gray, 128 x 128, with six digits each (those of
+    64 sequences of 60 frames for training, 8 for validation, gray, 128 x 128, with six digits each (those of
     ``digits``, in the same split); the digit is the class, the handwritten sample the identity. The digits of a
     sequence are three pairs of the same class, one above the other. The two of a pair come from both sides, meet behind
     a gray occluder in the middle, and wait there. Then, by chance, they go on, or go back to where they came from: only
@@ -103,37 +98,6 @@ class DigitTracks(Source):
 
     def _rows_of(self, index: int) -> NDArray[np.int64]:
         return self._rows[self._ends[index - 1] if index else 0 : self._ends[index]]
-
-
-@register.source
-class DigitTrackCrops(NamedSamples):
-    """Re-identification for trials and tests: crops of the digits of ``digit_tracks``, every tenth frame of a track.
-
-    An identity is a track of a sequence; 24 x 24 pixels, gray. In validation each crop is searched among all others.
-
-    Digits: E. Alpaydin and C. Kaynak, Optical Recognition of Handwritten Digits, UCI Machine Learning Repository, 1998.
-
-    Args:
-        split: train or val.
-    """
-
-    def __init__(self, *, split: Split = "train") -> None:
-        arrays = load_sequences(split)
-        rows = arrays["rows"]
-        rows = rows[(rows[:, 0] % FRAMES) % MIN_GAP == 0]
-        rows = rows[np.lexsort((rows[:, 0], rows[:, 1], rows[:, 0] // FRAMES))]
-        self._images, self._rows = torch.from_numpy(arrays["images"]).unsqueeze(1), rows
-        images = []
-        for frame, track in rows[:, :2].tolist():
-            identity = f"{split}/{frame // FRAMES:02d}/{track}"
-            images.append(ReidImage(f"{identity}/{frame % FRAMES + 1}".encode(), identity))
-        listing = open_split("digit_track_crops", "train" if split == "train" else "test", images)
-        super().__init__([image.name for image in images], identity_info(listing, channels=1))
-
-    def __getitem__(self, index: int) -> Sample:
-        index = range(len(self))[index]
-        frame, _, _, left, top, right, bottom = self._rows[index].tolist()
-        return self.sample(tv_tensors.Image(self._images[frame, :, top:bottom, left:right].clone()), index)
 
 
 # --- rendering --------------------------------------------------------------------------------------------------------

@@ -1,24 +1,34 @@
-"""Videos with tracks in the layout of MOTChallenge: frames for detection, crops for re-identification, ground truth."""
+"""Videos with tracks of objects: frames with bounding boxes, for detection and for the evaluation of tracks."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
-from torchvision import tv_tensors
 
 from opabinia.config import register
-from opabinia.contracts import Channels, Count, Fraction, FrameTracks, InputPath, Sample
+from opabinia.contracts import Channels, Count, Fraction, FrameTracks, InputPath
 from opabinia.contracts.tracking import Role
-from opabinia.data.decoding.images import read_image
 from opabinia.data.sources.annotation_errors import Broken
 from opabinia.data.sources.annotation_values import shortened
 from opabinia.data.sources.detection_base import AnnotatedImages, DetectionListing, Empty, build_source
-from opabinia.data.sources.mot_files import MotSequence, read_sequences
-from opabinia.data.sources.named import NamedSamples
-from opabinia.data.sources.reid_base import OpenSplit, ReidImage, identity_info, open_split
+from opabinia.data.sources.folder import existing_folder
+from opabinia.data.sources.mot_files import CLASSES, mot_videos
+from opabinia.data.sources.track_formats import coco_videos, cvat_videos, kitti_videos
+from opabinia.data.sources.track_rows import TrackFiles, Videos, VideoTracks
+from opabinia.runtime.text import plural
+
+Format = Literal["mot", "cvat", "kitti", "coco_vid"]
+
+_FORMATS: dict[Format, Callable[[TrackFiles], Videos]] = {
+    "mot": mot_videos,
+    "cvat": cvat_videos,
+    "kitti": kitti_videos,
+    "coco_vid": coco_videos,
+}
 
 DISTRACTORS = ["person on vehicle", "static person", "distractor", "reflection"]
 """Classes of MOT17 that a detector may find or not."""
@@ -28,32 +38,45 @@ DISTRACTORS = ["person on vehicle", "static person", "distractor", "reflection"]
 def mot(
     *,
     root: InputPath,
+    format: Format = "mot",
+    file: str | None = None,
     sequences: list[str] | None = None,
     exclude: list[str] | None = None,
     classes: list[str] | None = None,
     distractors: list[str] | None = None,
     names: list[str] | None = None,
-    first_pixel: int = 1,
+    first_pixel: int | None = None,
+    first_frame: int | None = None,
     min_visibility: Fraction = 0.0,
     every: Count = 1,
     empty: Empty = "keep",
     broken: Broken = "clip",
     channels: Channels = 3,
 ) -> AnnotatedImages:
-    """Frames with bounding boxes and tracks of videos in the layout of MOTChallenge (also CVAT's "MOT 1.1"): a folder
-    for each sequence, with ``img1``, ``gt/gt.txt`` and perhaps ``seqinfo.ini`` and ``gt/labels.txt``.
+    """Frames with bounding boxes and tracks of videos (multi-object tracking).
+
+    - ``mot``: MOTChallenge, and CVAT's "MOT 1.1". A folder for each video, with ``img1``, ``gt/gt.txt`` and perhaps
+      ``seqinfo.ini`` and ``gt/labels.txt``.
+    - ``cvat``: "CVAT for video 1.1". A folder for each video, with ``annotations.xml`` and ``images``; boxes between
+      two of a track are interpolated.
+    - ``kitti``: KITTI tracking, with ``label_02/<video>.txt`` and ``image_02/<video>``. Regions of the class
+      ``DontCare`` are ignored in evaluation.
+    - ``coco_vid``: CocoVID (MMTracking). A JSON file with the images below the root of all videos.
 
     Neighboring frames are nearly copies, so training and validation need different sequences. A sample's id is its path
     below the root.
 
     Args:
-        root: the folder with the folders of the sequences.
-        sequences: names of the sequences; all of them when not given.
-        exclude: sequences that are not read, such as those of validation.
-        classes: names in the order of their labels; those of ``gt/labels.txt``, or ``pedestrian``, when not given.
+        root: the folder with these.
+        format: see above.
+        file: of ``coco_vid``, the JSON file below the root.
+        sequences: names of the videos; all of them when not given.
+        exclude: videos that are not read, such as those of validation.
+        classes: names in the order of their labels; all, but of MOTChallenge ``pedestrian`` only, when not given.
         distractors: classes that are not trained on and ignored in evaluation; those of MOT17 when not given.
-        names: names of the class numbers 1, 2 ... in place of ``gt/labels.txt`` or those of MOTChallenge.
-        first_pixel: coordinate of the first pixel in the files: 1 in MOTChallenge's, 0 in most others.
+        names: of ``mot``, names of the class numbers 1, 2 ... in place of ``gt/labels.txt`` or those of MOTChallenge.
+        first_pixel: coordinate of the first pixel in the files: 1 in MOTChallenge's, 0 in all others.
+        first_frame: number of the first image in the annotations, if it is not the one in its name.
         min_visibility: objects that are less visible are not trained on, and ignored in evaluation.
         every: read each n-th frame of a sequence only.
         empty: ``drop`` drops frames without objects to train on.
@@ -64,132 +87,63 @@ def mot(
     Raises:
         ValueError: a file is missing or damaged, or a name is unknown; the text names file and line.
     """
-    found = read_sequences(root, sequences, exclude or [], names, first_pixel)
-    chosen, ignored = _chosen_classes(root, found, classes, distractors)
-    listing = DetectionListing(file=root, root=root, classes=chosen, noun="line")
-    tracks: list[FrameTracks] = []
-    for sequence in found:
-        numbers = sorted(sequence.images)[::every]
-        images = {
-            number: listing.add_image(os.fsencode(sequence.images[number]), sequence.info.size) for number in numbers
-        }
-        truth = sequence.ground_truth(chosen, ignored)
-        tracks += sequence.frames(truth, numbers)
-        for row in np.flatnonzero(np.isin(sequence.rows.frames, numbers) & (truth.roles != Role.EXCLUDED)).tolist():
-            left, top, right, bottom = truth.boxes[row].tolist()
-            counted = truth.roles[row] == Role.COUNTED and sequence.rows.visibility[row] >= min_visibility
-            listing.add(
-                images[int(sequence.rows.frames[row])],
-                int(sequence.rows.lines[row]),
-                chosen[max(int(truth.labels[row]), 0)],
-                (left, top, right - left, bottom - top),
-                crowd=not counted,
-            )
-    listing.tracks = tracks
+    pixel = int(format == "mot") if first_pixel is None else first_pixel
+    root = existing_folder(root, "root is the folder that holds the videos")
+    videos = _read_videos(_FORMATS[format](TrackFiles(root, file, names, pixel, first_frame)), root, sequences, exclude)
+    chosen, ignored = _chosen_classes(root, videos, classes, distractors)
+    listing = DetectionListing(file=root, root=root, classes=chosen, noun=videos[0].noun)
+    listing.tracks = [
+        frame for video in videos for frame in _add_frames(listing, video, ignored, min_visibility, every)
+    ]
     return build_source(listing, broken=broken, empty=empty, channels=channels)
 
 
-@register.source
-class MotIdentities(NamedSamples):
-    """Crops of tracked objects for re-identification, of videos in the layout of MOTChallenge (:func:`mot`): an
-    identity is a track of a sequence.
+def _add_frames(
+    listing: DetectionListing, video: VideoTracks, ignored: list[str], min_visibility: float, every: int
+) -> list[FrameTracks]:
+    """Add the frames and boxes of a video; those that are ignored are so for all classes. Return the frames."""
+    numbers, classes = sorted(video.images)[::every], list(listing.classes)
+    images = {number: listing.add_image(os.fsencode(video.images[number]), video.size) for number in numbers}
+    truth = video.ground_truth(classes, ignored)
+    for row in np.flatnonzero(np.isin(video.rows.frames, numbers) & (truth.roles != Role.EXCLUDED)).tolist():
+        left, top, right, bottom = truth.boxes[row].tolist()
+        is_object = truth.roles[row] == Role.COUNTED
+        crowd = not is_object or bool(video.rows.visibility[row] < min_visibility)
+        for label in [int(truth.labels[row])] if is_object else range(len(classes)):
+            image, line = images[int(video.rows.frames[row])], int(video.rows.lines[row])
+            listing.add(image, line, classes[label], (left, top, right - left, bottom - top), crowd=crowd)
+    return video.frames(truth, numbers)
 
-    In training, the sequences are the cameras. The crops of a test identity are all of one sequence, so there cameras
-    are unknown: each crop is searched among all others. A sample's id is ``<sequence>/<track>/<frame>``.
 
-    Args:
-        root: the folder with the folders of the sequences.
-        split: ``train``, ``test`` or ``all``: what the crops are for; the sequences are chosen by ``sequences`` and
-            ``exclude``.
-        sequences: names of the sequences; all of them when not given.
-        exclude: sequences that are not read, such as those of validation.
-        classes: classes of the objects; those of ``gt/labels.txt``, or ``pedestrian``, when not given.
-        names: names of the class numbers 1, 2 ... in place of ``gt/labels.txt`` or those of MOTChallenge.
-        first_pixel: coordinate of the first pixel in the files: 1 in MOTChallenge's, 0 in most others.
-        min_visibility: smallest visible share of an object.
-        min_size: smallest width and height in pixels.
-        min_gap: frames between two crops of a track at least: neighboring frames are nearly copies.
-        channels: 3 for color, 1 for gray; images are converted.
+def _read_videos(
+    videos: Videos, root: Path, sequences: list[str] | None, exclude: list[str] | None
+) -> list[VideoTracks]:
+    """Return the chosen videos, sorted by name.
 
     Raises:
-        ValueError: a file is missing or damaged, a name is unknown, or there are too few identities.
+        ValueError: a name is unknown, there is no video, or a file is damaged.
     """
-
-    def __init__(
-        self,
-        *,
-        root: InputPath,
-        split: OpenSplit = "train",
-        sequences: list[str] | None = None,
-        exclude: list[str] | None = None,
-        classes: list[str] | None = None,
-        names: list[str] | None = None,
-        first_pixel: int = 1,
-        min_visibility: Fraction = 0.3,
-        min_size: Count = 16,
-        min_gap: Count = 10,
-        channels: Channels = 3,
-    ) -> None:
-        found = read_sequences(root, sequences, exclude or [], names, first_pixel)
-        chosen, _ = _chosen_classes(root, found, classes, [])
-        self._root = root
-        self._crops: list[tuple[str, tuple[int, int, int, int]]] = []
-        images = []
-        for camera, sequence in enumerate(found):
-            for row in _distant_rows(sequence, chosen, min_visibility, min_size, min_gap):
-                identity = f"{sequence.name}/{sequence.rows.ids[row]}"
-                frame = int(sequence.rows.frames[row])
-                images.append(ReidImage(f"{identity}/{frame}".encode(), identity, camera))
-                left, top = np.floor(sequence.rows.boxes[row, :2]).clip(0).astype(int).tolist()
-                right, bottom = np.ceil(sequence.rows.boxes[row, 2:]).astype(int).tolist()
-                self._crops.append((sequence.images[frame], (left, top, right, bottom)))
-        cameras = 0 if split == "test" else len(found)
-        info = identity_info(open_split(root, split, images), cameras=cameras, channels=channels)
-        super().__init__([image.name for image in images], info)
-
-    def __getitem__(self, index: int) -> Sample:
-        index = range(len(self))[index]
-        left, top, right, bottom = self._crops[index][1]
-        image = read_image(self.paths(index)[0], self.channels)[:, top:bottom, left:right]
-        if 0 in image.shape:
-            path = os.fsdecode(self.paths(index)[0])
-            raise ValueError(
-                f"{path}: the box {left}, {top}, {right}, {bottom} of {self.id(index)} is outside the image"
-            )
-        return self.sample(tv_tensors.Image(image.clone()), index)
-
-    def paths(self, index: int) -> Sequence[bytes]:
-        return (os.fsencode(self._root / self._crops[index][0]),)
-
-
-def _distant_rows(
-    sequence: MotSequence, classes: list[str], min_visibility: float, min_size: int, min_gap: int
-) -> list[int]:
-    """Return boxes of each track that are large and visible, with a gap of frames between them, in order of track and
-    frame."""
-    sides = sequence.rows.boxes[:, 2:].clip(0) - sequence.rows.boxes[:, :2].clip(0)
-    good = (sequence.labels(classes) >= 0) & sequence.rows.counted & (sequence.rows.visibility >= min_visibility)
-    good &= np.asarray((sides >= min_size).all(1))
-    rows = []
-    last: tuple[int, int] | None = None
-    for row in np.lexsort((sequence.rows.frames, sequence.rows.ids)):
-        track, frame = int(sequence.rows.ids[row]), int(sequence.rows.frames[row])
-        if good[row] and (last is None or track != last[0] or frame - last[1] >= min_gap):
-            rows.append(int(row))
-            last = track, frame
-    return rows
+    present = sorted(videos)
+    for option, chosen in (("sequences", sequences or []), ("exclude", exclude or [])):
+        if unknown := [name for name in chosen if name not in present]:
+            listed = ", ".join(present[:5]) + (" ..." if len(present) > 5 else "")
+            raise ValueError(f"{option}: {root} has no sequence {shortened(unknown[0])}; it has {listed}")
+    selected = [name for name in present if (sequences is None or name in sequences) and name not in (exclude or [])]
+    if not selected:
+        raise ValueError(f"{root}: no sequence is left of {plural(len(present), 'sequence')}")
+    return [videos[name]() for name in selected]
 
 
 def _chosen_classes(
-    root: Path, sequences: Sequence[MotSequence], classes: list[str] | None, distractors: list[str] | None
+    root: Path, videos: Sequence[VideoTracks], classes: list[str] | None, distractors: list[str] | None
 ) -> tuple[list[str], list[str]]:
     """Return the classes in the order of their labels, and the distractors.
 
     Raises:
         ValueError: a name is unknown, or given twice or as both.
     """
-    known = list(dict.fromkeys(name for sequence in sequences for name in sequence.names))
-    chosen = classes if classes is not None else ["pedestrian"] if "pedestrian" in known else known
+    known = list(dict.fromkeys(name for video in videos for name in video.names))
+    chosen = classes if classes is not None else ["pedestrian"] if known == [*CLASSES] else known
     ignored = [name for name in DISTRACTORS if name in known] if distractors is None else distractors
     for option, values in (("classes", chosen), ("distractors", ignored)):
         for name in values:

@@ -12,7 +12,7 @@ import torch
 from torchvision import tv_tensors
 
 from opabinia.config import register
-from opabinia.contracts import IGNORE_LABEL, Batch, Indices, Sample, Source, SourceInfo, SourcePart
+from opabinia.contracts import IGNORE_LABEL, Batch, GroundTruth, Indices, Sample, Source, SourceInfo, SourcePart
 from opabinia.contracts.sources import convert_labels
 from opabinia.data.sources.file_names import short_digest
 from opabinia.data.sources.labels import multi_hot
@@ -156,6 +156,9 @@ class _Selected(Wrapper):
 
     def id(self, index: int) -> str:
         return self.source.id(int(self._indices[index]))
+
+    def ground_truth(self, index: int) -> GroundTruth | None:
+        return self.source.ground_truth(int(self._indices[index]))
 
     def split_keys(self) -> Iterable[str]:
         selected = np.zeros(len(self.source), dtype=bool)

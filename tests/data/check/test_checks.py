@@ -32,6 +32,7 @@ from opabinia.data.sources import (
     coco,
     labelme,
     market1501,
+    mot,
     segmentation_folder,
 )
 from opabinia.data.sources.annotation_errors import MAX_REPORTED
@@ -231,6 +232,27 @@ def test_identities(tmp_path: Path) -> None:
     }
     tasks = run_checks({"people/train": sources["train"], "people/val": sources["val"]})
     assert list(cases_by_kind(tasks)) == list(cases_by_kind(report)), "the same findings for a task of a multi-task run"
+
+
+# --- videos with tracks -----------------------------------------------------------------------------------------------
+
+
+def test_videos_in_training_and_validation_and_gaps_in_tracks(tmp_path: Path) -> None:
+    rows = [(frame, 1) for frame in range(1, 41)] + [(1, 2), (40, 2)]
+    lines = [f"{frame},{track},1,1,20,30,1,1,1" for frame, track in rows]
+    for name in ("a", "b"):
+        (tmp_path / name / "gt").mkdir(parents=True)
+        (tmp_path / name / "gt" / "gt.txt").write_text("\n".join(lines), encoding="utf-8")
+        for frame in range(1, 41):
+            save(tmp_path / name / "img1" / f"{frame:06d}.png", 100 * ord(name) + frame)
+    sources = {"train": mot(root=tmp_path, sequences=["a"]), "val": mot(root=tmp_path, sequences=["b"])}
+    found = cases_by_kind(run_checks(sources))
+    assert kinds.SAME_VIDEO not in found
+    assert found[kinds.TRACK_GAP] == [["train:a/img1/000040.png"], ["val:b/img1/000040.png"]]
+    sources["val"] = mot(root=tmp_path, every=7)
+    found = cases_by_kind(run_checks(sources))
+    assert found[kinds.SAME_VIDEO] == [["train:a/img1/000001.png", "val:a/img1/000001.png"]]
+    assert found[kinds.TRACK_GAP] == [["train:a/img1/000040.png"]], "validation has the first, the 8th ... frame"
 
 
 # --- videos -----------------------------------------------------------------------------------------------------------

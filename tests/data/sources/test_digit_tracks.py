@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from opabinia.contracts.tracking import FrameDetections, TrackGroundTruth
-from opabinia.data.sources import DigitTrackCrops, DigitTracks
+from opabinia.data.sources import DigitTracks
 from opabinia.data.sources.digit_tracks import ARRIVE, FRAMES, LEAVE, PAIRS, SEQUENCES, WALL, make_sequence
 from opabinia.data.sources.digits import load_digits
 from opabinia.evaluation.tracking.frames import join_frames
@@ -55,14 +55,6 @@ def test_some_pairs_go_on_and_some_go_back(truths: dict[str, TrackGroundTruth]) 
             places = truth.boxes[truth.ids == track, 0]
             returned.append(bool(abs(places[-1] - places[0]) < 10))
     assert 6 < sum(returned) < len(returned) - 6
-
-
-def test_crops_for_reidentification() -> None:
-    crops = DigitTrackCrops(split="train")
-    assert len(crops.classes) == SEQUENCES["train"] * 2 * PAIRS
-    assert crops.id(0) == "train/00/0/1" and crops[0]["label"] == 0
-    assert crops[0]["image"].shape[0] == 1 and min(crops[0]["image"].shape[1:]) >= 6
-    assert not set(DigitTrackCrops(split="val").classes) & set(crops.classes)
 
 
 def test_sequences_are_the_same_on_every_machine() -> None:

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from opabinia.contracts.tracking import Role, TrackGroundTruth
-from opabinia.data.sources import MotIdentities, mot
+from opabinia.data.sources import mot
 from opabinia.data.sources.concat import Concat
 from opabinia.data.sources.detection_base import AnnotatedImages
 from opabinia.evaluation.tracking.frames import join_frames
@@ -81,20 +81,6 @@ def test_frames_for_detection(root: Path) -> None:
     assert mot(root=root, exclude=["b"], min_visibility=0.5)[4]["boxes"].tolist() == [[4, 0, 24, 30]]
     assert len(mot(root=root, every=10)) == 6
     assert mot(root=root, sequences=["a"], first_pixel=0)[0]["boxes"].tolist()[0] == [1, 1, 21, 31]
-
-
-def test_crops_for_reidentification(root: Path) -> None:
-    source = MotIdentities(root=root)
-    assert source.classes == ("a/1", "a/2", "b/1", "b/2") and source.info.camera_count == 2
-    ids = [source.id(index) for index in range(len(source))]
-    assert ids[:5] == ["a/1/1", "a/1/11", "a/1/21", "a/2/1", "a/2/16"], "apart in time, and visible"
-    sample = source[1]
-    assert sample["image"].shape == (3, 30, 20) and sample["image"].unique().tolist() == [110]
-    assert (sample["label"], sample["camera"], source[5]["camera"]) == (0, 0, 1)
-    assert len(MotIdentities(root=root, min_gap=1, min_visibility=0.0)) == 4 * FRAMES
-    assert MotIdentities(root=root, split="test", sequences=["a"]).info.cameras is None
-    with pytest.raises(ValueError, match="has no identity to train on"):
-        MotIdentities(root=root, min_size=40)
 
 
 def test_ground_truth_of_tracks(root: Path) -> None:
