@@ -11,8 +11,11 @@ RESUME_VALUES = ("last", "best", "auto")
 
 
 def with_resume_value(arguments: list[str]) -> list[str]:
-    """Give ``--resume`` the value "last" where it has none, so that the parser can always expect one."""
+    """Give ``--resume`` the value "last" where it has none, so that the parser can always expect one. That of ``track``
+    has no value."""
     result = []
+    if arguments[:1] == ["track"]:
+        return arguments
     for index, argument in enumerate(arguments):
         result.append(argument)
         if argument == "--resume" and not _names_checkpoint("".join(arguments[index + 1 : index + 2])):

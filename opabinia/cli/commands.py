@@ -27,6 +27,7 @@ from opabinia.cli import (
     search,
     serve,
     sweep,
+    track,
     train,
 )
 from opabinia.cli.command_line import override_of_option
@@ -89,6 +90,7 @@ app.command("replay")(replay.replay)
 app.command("report")(report.report)
 app.command("merge")(merge.merge)
 app.command("predict")(predict.predict)
+app.command("track")(track.track)
 app.command("extract")(extract.extract)
 app.command("export")(export.export)
 app.command("serve")(serve.serve)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from fractions import Fraction
 from itertools import chain, islice
 from pathlib import Path
@@ -63,18 +64,17 @@ def predict_frames(
         with replace_earlier(out), log.open("w", encoding="utf-8", buffering=1) as file:
             for number, name in enumerate(names):
                 shown = public_name(name) if is_live(name) else shown_path(name)
-                last_time, next_print = -1, 0.0
+                next_print = 0.0
                 predicted = _predicted(predictor, _batches(predictor, name, every, max_frames, errors), min_score)
                 if stop.reason is not None or (first := next(predicted, None)) is None:
                     continue
-                stem = re.sub(r"[^\w.-]+", "_", Path(shown).stem)
-                with write_video(out / "videos" / f"{number:05d}-{stem}.mp4", _RATE, _TIME_BASE) as write:
+                stem = file_stem(shown)
+                with write_frames(out / "videos" / f"{number:05d}-{stem}.mp4") as write:
                     for frame, readable, caption, image in bar.track(chain([first], predicted)):
                         if frame.seconds >= next_print:
                             next_print = frame.seconds + 1
                             print(printable(f"{shown}  {frame.seconds:.2f} s  {caption}"))
-                        last_time = max(round(frame.seconds / _TIME_BASE), last_time + 1)
-                        write(image, last_time)
+                        write(image, frame.seconds)
                         about = {"path": shown, "frame": frame.number, "time": round(frame.seconds, 3)}
                         file.write(json.dumps({**about, **readable}) + "\n")
                         count += 1
@@ -84,6 +84,29 @@ def predict_frames(
     raise_skipped(errors, len(names))
     if stop.reason is not None:
         raise Stopped(stop.reason, stop.exit_status)
+
+
+def file_stem(name: str) -> str:
+    """Return the name, without suffix, of the files about a video, URL or camera."""
+    return re.sub(r"[^\w.-]+", "_", Path(name).stem)
+
+
+@contextmanager
+def write_frames(path: Path) -> Iterator[Callable[[Image.Image, float], None]]:
+    """Write a video (mp4): yield a function that adds an image at a time in seconds, at the next millisecond at least.
+
+    Raises:
+        DiskError: the file cannot be written.
+    """
+    last_time = -1
+    with write_video(path, _RATE, _TIME_BASE) as write:
+
+        def write_at(image: Image.Image, seconds: float) -> None:
+            nonlocal last_time
+            last_time = max(round(seconds / _TIME_BASE), last_time + 1)
+            write(image, last_time)
+
+        yield write_at
 
 
 def _predicted(

@@ -67,6 +67,9 @@ def test_checkpoints_and_runs_of_any_name_are_recognized_by_their_files(
     assert gets_default(str(run))
 
 
-@pytest.mark.parametrize("arguments", [[], ["train", "a", "--resume=b"], ["eval", "runs/a", "--checkpoint", "last"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [[], ["train", "a", "--resume=b"], ["eval", "runs/a", "--checkpoint", "last"], ["track", "a", "b", "--resume"]],
+)
 def test_other_commands_are_unchanged(arguments: list[str]) -> None:
     assert with_resume_value(arguments) == arguments

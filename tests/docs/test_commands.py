@@ -42,7 +42,7 @@ NOT_RUN = {
     r"opabinia .*--weights (?!raw|ema|both)": "a file of weights; tests/cli/test_weights_option.py has one",
     r"opabinia train selfsup/distillation": "the weights of a large teacher; tests/tasks has small ones",
     r"opabinia .*--push": "an account of the Hugging Face Hub; tests/cli/test_hub_upload.py has a server",
-    r"opabinia predict RUN (rtsp|webcam):": "a camera; tests/inference/test_frames.py has a server",
+    r"opabinia (predict RUN|track \S+) (rtsp|webcam):": "a camera; tests/inference/test_frames.py has a server",
     r"opabinia .*score_calibration": "a detector with its maps; tests/evaluation/test_score_calibration.py",
     r"opabinia .*--nnodes": "several machines; tests/faults/test_hosts.py simulates them on one",
 }
@@ -66,6 +66,7 @@ SERVER = r"(opabinia serve|curl) "
 RUN = {
     r"gallery": "runs/reid/digits/default",
     r"predict.*--split": "runs/detection/digits/default",
+    r"track": "runs/detection/digits/default",
     r"replay": "runs/classification/digits/default",
     r"": "runs/selfsup/digits_vicreg/default",
 }

@@ -143,8 +143,9 @@ SETUPS = {
     "docs/reid.md-1": Setup(names=embeddings),
     "docs/splits.md-1": Setup(),
     "docs/segmentation.md-1": Setup(("runs/segmentation/digits/default",)),
-    "docs/tracking.md-1": Setup(),
+    "docs/tracking.md-1": Setup(("runs/detection/digits/default", "runs/reid/digits/default")),
     "docs/tracking.md-2": Setup(),
+    "docs/tracking.md-3": Setup(),
 }
 RUNNABLE = [
     pytest.param(name, marks=pytest.mark.slow) if re.search("export|getting_started|tutorials", name) else name

@@ -25,7 +25,7 @@ CLASSES = (
 """Names of the class numbers 1, 2 ... of files without ``labels.txt``, those of MOTChallenge."""
 
 
-class _SequenceInfo(NamedTuple):
+class SequenceInfo(NamedTuple):
     """Content of ``seqinfo.ini``: folder of the frames, their height and width (0: unknown), frames per second (0:
     unknown), and number of frames (0: unknown)."""
 
@@ -49,21 +49,32 @@ def mot_videos(files: TrackFiles) -> Videos:
 
 def _read_video(files: TrackFiles, name: str) -> VideoTracks:
     folder = files.root / name
-    info = _read_info(folder / "seqinfo.ini")
-    if leaves_root(folder, info.images):
-        raise ValueError(f"{folder / 'seqinfo.ini'}: imDir {shortened(info.images)} leads out of the folder")
-    images = list_frames(files.root, f"{name}/{info.images}")
-    if info.length not in (0, len(images)):
-        raise ValueError(f"{folder / 'seqinfo.ini'}: seqLength is {info.length}, there are {len(images)} images")
+    info, images = read_frame_list(files.root, name)
     labels = _read_names(folder / "gt" / "labels.txt") if files.names is None else files.names
     rows = _read_table(folder / "gt" / "gt.txt").check(files, images, len(labels))
     return VideoTracks(name, images, tuple(labels), rows, size=info.size, frame_rate=info.frame_rate)
 
 
-def _read_info(file: Path) -> _SequenceInfo:
+def read_frame_list(root: Path, name: str) -> tuple[SequenceInfo, dict[int, str]]:
+    """Return the content of ``seqinfo.ini`` of a video, and its frames: their paths below the root by number.
+
+    Raises:
+        ValueError: there are no frames, two with a number, or not as many as ``seqinfo.ini`` says.
+    """
+    file = root / name / "seqinfo.ini"
+    info = _read_info(file)
+    if leaves_root(root / name, info.images):
+        raise ValueError(f"{file}: imDir {shortened(info.images)} leads out of the folder")
+    images = list_frames(root, f"{name}/{info.images}")
+    if info.length not in (0, len(images)):
+        raise ValueError(f"{file}: seqLength is {info.length}, there are {len(images)} images")
+    return info, images
+
+
+def _read_info(file: Path) -> SequenceInfo:
     """Return the section ``Sequence`` of an INI file; nothing is known without the file."""
     if not file.is_file():
-        return _SequenceInfo()
+        return SequenceInfo()
     parser = ConfigParser(interpolation=None)
     try:
         parser.read_string(read_text(file))
@@ -80,7 +91,7 @@ def _read_info(file: Path) -> _SequenceInfo:
     size = number("imHeight"), number("imWidth")
     with errors_in(f"{file}: imWidth x imHeight: "):
         size = image_size(*size) if all(size) else (0, 0)
-    return _SequenceInfo(section.get("imDir", "img1"), size, number("frameRate"), number("seqLength"))
+    return SequenceInfo(section.get("imDir", "img1"), size, number("frameRate"), number("seqLength"))
 
 
 def _read_names(file: Path) -> list[str]:

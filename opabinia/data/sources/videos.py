@@ -185,7 +185,7 @@ class FrameFolders(VideoSource):
     def _frame_names(self, folder: str, count: int | None) -> list[str]:
         if self._pattern is not None and count is not None:
             return [self._pattern.format(self._start + i) for i in range(count)]
-        names = sorted((name for name in os.listdir(folder) if is_image_file(os.fsencode(name))), key=_natural_key)
+        names = sorted((name for name in os.listdir(folder) if is_image_file(os.fsencode(name))), key=natural_key)
         if self._pattern is not None:
             existing = set(names)
             candidates = (self._pattern.format(self._start + i) for i in range(len(names)))
@@ -202,7 +202,7 @@ def _check_pattern(pattern: str | None) -> None:
     raise ValueError(f"pattern: {pattern!r} has no placeholder for one number; write it as img_{{:05d}}.jpg")
 
 
-def _natural_key(name: str) -> list[tuple[int, str]]:
+def natural_key(name: str) -> list[tuple[int, str]]:
     """Return a sort key that compares digits by value."""
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]
 

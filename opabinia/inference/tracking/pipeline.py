@@ -110,9 +110,11 @@ class Pipeline:
         with self.latency.measure("detector"):
             boxes, scores, labels = self._boxes(pixels, number)
         embeddings = None if self.embedder is None else self.embed(pixels, boxes)
-        with self.latency.measure("camera"):
-            shift = (0.0, 0.0) if camera is None else camera.shift(pixels)
-        return Frame(number, FrameDetections(boxes, scores, embeddings, time, shift), labels)
+        detections = FrameDetections(boxes, scores, embeddings, time)
+        if camera is not None:
+            with self.latency.measure("camera"):
+                detections = detections._replace(camera_shift=camera.shift(pixels))
+        return Frame(number, detections, labels)
 
     def _boxes(self, image: Tensor, number: int) -> tuple[Floats, Floats, Ints]:
         """Return boxes, scores and labels of the detections in an image."""
