@@ -146,6 +146,7 @@ SETUPS = {
     "docs/tracking.md-1": Setup(("runs/detection/digits/default", "runs/reid/digits/default")),
     "docs/tracking.md-2": Setup(),
     "docs/tracking.md-3": Setup(),
+    "docs/tracking.md-4": Setup(),
 }
 RUNNABLE = [
     pytest.param(name, marks=pytest.mark.slow) if re.search("export|getting_started|tutorials", name) else name
