@@ -100,10 +100,10 @@ def _is_sequence(folder: Path) -> bool:
 
 def _sequence(folder: Path, rate: float | None) -> Stream:
     """Return a sequence in the layout of MOTChallenge, whose frames have the numbers in their names."""
-    folder = folder.absolute()
-    info, images = read_frame_list(folder.parent, folder.name)
+    root = folder.absolute().parent
+    info, images = read_frame_list(root, folder.absolute().name)
     first = min(images)
-    files = {number - first: folder.parent / images[number] for number in sorted(images)}
+    files = {number - first: root / images[number] for number in sorted(images)}
     return _of_images(folder, files, first, rate or info.frame_rate or DEFAULT_RATE)
 
 
