@@ -119,6 +119,7 @@ def test_the_loss_of_a_step_without_a_trained_task_is_on_the_device() -> None:
     batch = join_batches(global_batch, {"labels": images}, {"labels": global_batch})
     total = model(batch, Clock(total_steps=1))["total_loss"]
     assert total.device.type == "meta" and total.shape == ()
+    assert repr(model).count("ResNet(") == 1 and "(labels): weight 0" in repr(model), "the backbone is printed once"
 
 
 def test_a_head_added_later_does_not_change_other_heads(recipe: Path, tmp_path: Path) -> None:

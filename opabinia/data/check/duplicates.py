@@ -69,7 +69,8 @@ def _add_groups(groups: Sequence[Sequence[ScannedSample]], level: str, findings:
     for group in groups:
         # Labels can only be compared if they are from the same list of classes.
         labels = {(duplicate.classes, duplicate.sample.value) for duplicate in group if duplicate.classes}
-        if len(labels) > len({classes for classes, _ in labels}):
+        differ = len(labels) > len({classes for classes, _ in labels})
+        if differ:
             kind = kinds.NEAR_OTHER_LABEL if level == kinds.NEAR_DUPLICATE else kinds.OTHER_LABEL
             findings.add(kind, [duplicate.sample for duplicate in group])
         datasets = list(dict.fromkeys(duplicate.sample.dataset for duplicate in group))
@@ -78,8 +79,10 @@ def _add_groups(groups: Sequence[Sequence[ScannedSample]], level: str, findings:
             continue
         for name in datasets:
             in_dataset = [duplicate for duplicate in group if duplicate.sample.dataset == name]
-            roles = {duplicate.is_query for duplicate in in_dataset}
-            _add_new(in_dataset, kinds.IN_GALLERY if len(roles) > 1 else kinds.REPEATED, level, findings)
+            if len({duplicate.is_query for duplicate in in_dataset}) > 1:
+                _add_new(in_dataset, kinds.IN_GALLERY, level, findings)
+            elif not differ:  # they are listed already
+                _add_new(in_dataset, kinds.REPEATED, level, findings)
 
 
 def _add_new(group: Sequence[ScannedSample], kind: str, level: str, findings: Findings) -> None:

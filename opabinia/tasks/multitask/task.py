@@ -377,6 +377,13 @@ class Multitask(Task):
         """Return the weights of the tasks, so that the log shows them with the model."""
         return "\n".join(f"({name}): weight {settings.weight:g}" for name, settings in self._settings.items())
 
+    def __repr__(self) -> str:
+        """Describe the modules, the backbone once."""
+        text, backbone = super().__repr__(), repr(self.backbone)
+        for path in self.backbone_paths:
+            text = text.replace(backbone.replace("\n", "\n" + "  " * path.count(".")), "the backbone of all tasks")
+        return text
+
 
 def _on_backbone(part: Callable[..., Any], net: Backbone) -> Callable[..., Any]:
     """Return a part with ``net`` in place of the backbone ``shared``, its own or that of its backbone."""

@@ -175,6 +175,9 @@ def _read_scores(run: RunData) -> None:
     run.finished = bool(results)
     scores = _numbers(results) or run.metrics.newest()
     run.scores = {name: score for name, score in scores.items() if not _is_outdated(run, name.rpartition("/")[0])}
+    scored = {name.rpartition("/")[0] for name in run.scores}
+    in_training = [(row, name) for row in run.evaluations for name in (row["scores"], f"{row['scores']}_ema")]
+    run.evaluations = [{**row, "scores": name} for row, name in in_training if name in scored]
     pointer = run.folder / "checkpoints" / "best"
     best = pointer.read_text("utf-8", errors="replace").strip() if pointer.is_file() else ""
     steps: dict[str, str] = {}
@@ -192,8 +195,8 @@ def _read_scores(run: RunData) -> None:
             if not overrides:
                 steps[column] = step.removeprefix("step ")
     for column, step in steps.items():
-        in_training = {name: score for name, score in run.metrics.scores_at(step).items() if name in run.scores}
-        run.evaluated_scores[column] = in_training | run.evaluated_scores[column]
+        scores = {name: score for name, score in run.metrics.scores_at(step).items() if name in run.scores}
+        run.evaluated_scores[column] = scores | run.evaluated_scores[column]
 
 
 def _is_outdated(run: RunData, dataset: str) -> bool:

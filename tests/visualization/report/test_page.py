@@ -338,6 +338,16 @@ def test_the_command(make: Make, tmp_path: Path) -> None:
     assert not (tmp_path / "report.html").exists()
 
 
+@pytest.mark.parametrize("scores", [["val"], ["val_ema"], ["val", "val_ema"]])
+def test_data_is_named_as_its_scores(make: Make, scores: list[str]) -> None:
+    """Also in a run that evaluates its EMA weights alone."""
+    source = {"val": {"source": {"name": "digits", "split": "val"}}}
+    folder = make(config={**CONFIG, "data": source}, results={f"{name}/top1": 0.75 for name in scores})
+    assert [(row["scores"], row["data"]) for row in read_run(folder).evaluations] == [
+        (name, "digits, split val") for name in scores
+    ]
+
+
 @pytest.mark.parametrize(
     ("name", "group", "title", "of"),
     [
