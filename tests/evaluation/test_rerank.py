@@ -93,18 +93,6 @@ def features_at(distances: Tensor) -> Tensor:
     return (directions * lengths.clamp(min=0).sqrt()).float()
 
 
-@pytest.mark.parametrize("case", GOLDEN["outputs"])
-def test_golden_of_zhongs_function(case: str) -> None:
-    keys = dict(pair.split("=") for pair in case.split(","))
-    features = features_at(GOLDEN_DISTANCES)
-    reranked = k_reciprocal(
-        features[:QUERIES], features[QUERIES:],
-        k1=int(keys["k1"]), k2=int(keys["k2"]), lambda_value=float(keys["lambda"]), metric="euclidean",
-    )  # fmt: skip
-    expected = torch.tensor(GOLDEN["outputs"][case])
-    torch.testing.assert_close(reranked.distances(0, QUERIES), expected, rtol=0, atol=GOLDEN["tolerance"])
-
-
 FIRST_ROWS = {"zhong": [0.00714, 0.18381, 0.96687, 0.82512], "fastreid": [0.00714, 0.33826, 0.96687, 0.86584]}
 
 

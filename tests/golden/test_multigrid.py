@@ -12,7 +12,6 @@ from opabinia.data.sampling.batches import StagedPlan
 from opabinia.optim.multigrid import (
     Multigrid,
     Shape,
-    evaluation_epochs,
     intervals,
     mean_batch,
     norm,
@@ -86,26 +85,11 @@ COUNTED_PHASES = [
 ]
 
 
-@pytest.mark.parametrize("name", LONG)
-def test_long_cycles(name: str) -> None:
-    grid, case = grid_of(CASES[name]), CASES[name]
-    assert plain(grid) == case["schedule"]
-    steps, factors = zip(*learning_rates(grid), strict=True)
-    assert list(steps) == case["lr_steps"]
-    assert list(factors) == case["relative_lrs"]
-    assert intervals(grid)[-1].end == case["max_epoch"]
-
-
 EVALUATIONS = [
     *(22, 47, 72, 83, 96, 109, 119, 130, 141, 145, 151, 157, 172, 188, 204, 211, 219, 227, 233, 240, 247, 250, 254),
     *(258, 268, 279, 290, 295, 301, 307, 311, 316, 321, 322, 325, 328, 337, 347, 357),
 ]
 """PySlowFast's ``EVAL_FREQ: 3``, executed; it counts epochs from 0."""
-
-
-def test_evaluations_of_each_shape() -> None:
-    grid = grid_of(CASES["sf_kinetics_8x8_R50_stepwise_multigrid"])
-    assert [epoch - 1 for epoch in evaluation_epochs(grid, 3)] == EVALUATIONS
 
 
 @pytest.mark.parametrize("name", SHORT)
@@ -225,12 +209,6 @@ def batches_of_slowfast(case: dict[str, Any]) -> tuple[list[Any], list[Any]]:
     return [samples, [row.shape for row in plan_rows]], [case["batches"], shapes]
 
 
-@pytest.mark.parametrize("case", [case for case in SAMPLERS if case["source"] == "SlowFast"])
-def test_slowfasts_sampler(case: dict[str, Any]) -> None:
-    batches, expected = batches_of_slowfast(case)
-    assert batches == expected
-
-
 @pytest.mark.parametrize("case", [case for case in SAMPLERS if case["source"] == "PaddleVideo"])
 def test_paddlevideos_sampler(case: dict[str, Any]) -> None:
     """PaddleVideo gives each process whole cycles; here processes share every global batch. The batches have the same
@@ -279,11 +257,6 @@ def learning_rates_of_a_run(case: dict[str, Any]) -> list[float]:
         step = plan.epoch_start(epoch)
         lrs.append(lr * plan.global_batch(step).lr_factor * constant(Clock.at(plan, step), **warm))
     return lrs
-
-
-@pytest.mark.parametrize("name", [name for name, case in CASES.items() if "lr_at_epoch_start" in case])
-def test_learning_rates_of_a_run(name: str) -> None:
-    assert learning_rates_of_a_run(CASES[name]) == pytest.approx(CASES[name]["lr_at_epoch_start"], rel=1e-9)
 
 
 def test_intervals_without_epochs_are_rejected_or_dropped() -> None:

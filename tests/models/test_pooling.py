@@ -38,13 +38,6 @@ ALL = {**POOLINGS, "rmac": Rmac(2)}
 every_pooling = pytest.mark.parametrize("pooling", ALL.values(), ids=ALL)
 
 
-@pytest.mark.parametrize("name", GOLDEN["outputs"])
-def test_pooling_matches_fastreid(name: str) -> None:
-    maps = torch.tensor(GOLDEN["inputs"]["x"])
-    expected = torch.tensor([GOLDEN["outputs"][name]])
-    torch.testing.assert_close(POOLINGS[name](maps), expected, atol=GOLDEN["tolerance"], rtol=0)
-
-
 @every_pooling
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_is_pooled_in_float32(pooling: nn.Module, dtype: torch.dtype) -> None:

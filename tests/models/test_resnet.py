@@ -1,11 +1,10 @@
-"""ResNets for re-identification: FastReID's shapes, the formulas of the papers, and comparison with timm."""
+"""ResNets for re-identification: FastReID's shapes and the formulas of the papers."""
 
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-import timm as timm_library
 import torch
 from torch import nn
 
@@ -69,15 +68,6 @@ def test_the_last_stride(model: str) -> None:
     assert [(name, value.shape) for name, value in fine.state_dict().items()] == [
         (name, value.shape) for name, value in coarse.state_dict().items()
     ], "weights fit both"
-
-
-@torch.no_grad()
-def test_default_options_match_timm() -> None:
-    reference = timm_library.create_model("resnet18", num_classes=0).eval()
-    net = resnet(3, model="resnet18", last_stride=2).eval()
-    net.load_state_dict({f"model.{name}": value for name, value in reference.state_dict().items()})
-    images = torch.rand(2, 3, 64, 64)
-    torch.testing.assert_close(net(images), reference(images))
 
 
 # --- IBN --------------------------------------------------------------------------------------------------------------

@@ -147,12 +147,6 @@ def steps_of_vissls_lars() -> list[tuple[list[list[float]], list[list[float]]]]:
     return steps
 
 
-def test_three_steps_equal_those_of_vissls_lars() -> None:
-    for actual, expected in steps_of_vissls_lars():
-        for values, expected_values in zip(actual, expected, strict=True):
-            assert values == pytest.approx(expected_values, abs=1e-5)
-
-
 def test_muon_accepts_all_parameters_of_a_network(make: Callable[..., Any]) -> None:
     net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4, 2))
     before = [param.detach().clone() for param in net.parameters()]

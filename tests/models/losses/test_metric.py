@@ -89,35 +89,6 @@ def test_weighted_mining_does_not_collapse() -> None:
     assert loss.item() == pytest.approx(100 - expected, rel=1e-6)
 
 
-def test_the_gradient_of_circle_matches_fastreid() -> None:
-    inputs, values = golden("circle_pair")
-    features = torch.tensor(inputs["embedding"], requires_grad=True)
-    circle(features, torch.tensor(inputs["targets"]), gamma=32.0).backward()  # type: ignore[no-untyped-call]
-    torch.testing.assert_close(features.grad, torch.tensor(values["grad circle m=.25 gamma=32"]), rtol=1e-5, atol=1e-5)
-
-
-def test_the_memory_of_fastreid() -> None:
-    """The batch has replaced the first two entries of the queue; FastReID treats the other ones as class 0."""
-    inputs, values = golden("moco_memory")
-    queue = torch.tensor(inputs["queue_start_columns"]).T[2:]
-    loss = cross_batch_memory_loss(
-        torch.tensor(inputs["feat"]), torch.tensor(inputs["targets"]), queue, torch.tensor([0, 0])
-    )
-    assert loss.item() == pytest.approx(values["loss"], rel=1e-6)
-
-
-def test_cross_entropies_of_fastreid() -> None:
-    inputs, values = golden("ce_smooth")
-    logits, targets = torch.tensor(inputs["logits"]), torch.tensor(inputs["targets"])
-    for smoothing in (0.0, 0.1):
-        loss = cross_entropy(
-            logits, targets, label_smoothing=smoothing, smoothing_classes="others", averaged_samples="nonzero"
-        )
-        assert loss.item() == pytest.approx(values[f"eps={smoothing},alpha=0.2"], rel=1e-6)
-    adaptive = adaptive_cross_entropy(logits, targets, averaged_samples="nonzero")
-    assert adaptive.item() == pytest.approx(values["eps=-1,alpha=0.2"], rel=1e-6)
-
-
 def test_the_mean_over_losses_that_are_not_zero() -> None:
     logits, targets = torch.tensor([[200.0, 0.0], [0.0, 0.0], [0.0, 200.0], [0.0, 0.0]]), torch.tensor([0, 0, 1, 1])
     assert cross_entropy(logits, targets).item() == pytest.approx(math.log(2) / 2)

@@ -117,11 +117,6 @@ def cross_entropies_of_both() -> tuple[dict[str, float], dict[str, float]]:
     return {name: loss.item() for name, loss in losses.items()}, {name: golden[name] for name in losses}
 
 
-def test_cross_entropy_of_several_outputs_matches_vissl() -> None:
-    losses, expected = cross_entropies_of_both()
-    assert losses == pytest.approx(expected)
-
-
 # --- distillation -----------------------------------------------------------------------------------------------------
 
 STUDENT, TEACHER = torch.tensor([[1.0, 2, 3], [0, 0, 1]]), torch.tensor([[3.0, 2, 1], [0.5, 0, -0.5]])
@@ -131,11 +126,6 @@ LOGITS_LOSSES: list[tuple[Any, float, float]] = [
     *(("symmetric", 16.0, 0.84755516), ("symmetric", 1.0, 0.75820011)),  # FastReID
     *(("soft", 1.0, 0.74767518), ("soft", 4.0, 0.83970189), ("mse", 1.0, 1.75)),  # VISSL
 ]
-
-
-@pytest.mark.parametrize(("kind", "temperature", "expected"), LOGITS_LOSSES)
-def test_logits_losses_match_fastreid_and_vissl(kind: Any, temperature: float, expected: float) -> None:
-    assert logits_loss(STUDENT, TEACHER, kind, temperature).item() == pytest.approx(expected, rel=1e-5)
 
 
 DISTILLED = json.loads((GOLDEN / "distill.json").read_text())
@@ -153,11 +143,6 @@ def distillation_of_vissl(name: str) -> Tensor:
     if kind == "CROSS_ENTROPY":
         loss = loss + torch.special.entr((TEACHER / heat).softmax(1)).sum(1).mean() * heat**2
     return share * loss + (1 - share) * cross_entropy(STUDENT, torch.tensor(DISTILLED["inputs"]["target"]))
-
-
-@pytest.mark.parametrize("name", DISTILLED["outputs"])
-def test_distillation_matches_vissl(name: str) -> None:
-    assert distillation_of_vissl(name).item() == pytest.approx(DISTILLED["outputs"][name], rel=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["soft", "symmetric", "binary", "mse"])
