@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -123,7 +124,7 @@ def _parts(recipe: str, overrides: list[str], *, lenient: bool = False) -> Mappi
     """Return the parts of a recipe, which may lack the sections that only a training needs; ``lenient``: without broken
     annotations."""
     from opabinia.config import compose, flatten
-    from opabinia.runtime.log import log
+    from opabinia.runtime.log import silence
     from opabinia.training.run_folder import build_parts, resolve, with_values
 
     unused = {"optimizer": "sgd", "train.length": "1ep", "data.batch_size": "1"}
@@ -132,11 +133,9 @@ def _parts(recipe: str, overrides: list[str], *, lenient: bool = False) -> Mappi
     resolved = resolve(recipe, [*(f"{key}={unused[key]}" for key in absent), *overrides])
     config = with_values(resolved.config, batch_size=1, num_workers=0, augment_on="workers")  # unused here
     config = {**config, "data": _lenient(config["data"]), "task": _lenient(config["task"])} if lenient else config
-    log.disabled = lenient  # the sources warn of what they drop; here it is reported once, and completely
-    try:
+    # The sources warn of what they drop; here it is reported once, and completely.
+    with silence() if lenient else nullcontext():
         return build_parts(replace(resolved, config=config)).keywords
-    finally:
-        log.disabled = False
 
 
 def _sources(parts: Mapping[str, Any]) -> dict[str, Source]:

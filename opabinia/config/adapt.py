@@ -26,7 +26,6 @@ def adapt(
     cls: type[Any],
     runtime: Collection[str] = (),
     *,
-    family: str = "transform",
     narrower: Mapping[str, Any] = MappingProxyType({}),
 ) -> Callable[..., Any]:
     """Return a callable that creates a ``cls`` and has a closed, typed signature, so that it can be registered::
@@ -36,12 +35,11 @@ def adapt(
     Types are restricted to YAML values: arms of a union that are tensors, modules, functions or dictionaries keyed by
     types are dropped; an enum becomes its values, a ``torch.dtype`` its name (both are converted back in the call);
     ``Number`` becomes ``int | float``, a sequence a list; a function, or a list of functions, becomes parts of
-    ``family``. A parameter without a type gets that of its default.
+    the family ``transform``. A parameter without a type gets that of its default.
 
     Args:
         cls: the class.
         runtime: names of the parameters that are passed at run time; they become the first, positional-only parameters.
-        family: the family of parts for parameters that are functions.
         narrower: types of parameters whose own types accept what cannot be meant, by name.
 
     Raises:
@@ -62,7 +60,7 @@ def adapt(
     for name, parameter in parameters.items():
         if name in runtime:
             continue
-        narrow = _Narrow(f"adapt({cls.__name__}): parameter {name!r}", family)
+        narrow = _Narrow(f"adapt({cls.__name__}): parameter {name!r}")
         hint = narrower.get(name, hints.get(name, parameter.annotation))
         annotation, default = narrow(hint, parameter), _plain_default(parameter)
         originals[name] = narrow.originals
@@ -89,9 +87,8 @@ def adapt(
 class _Narrow:
     """Restricts one parameter's annotation to YAML values. ``originals`` maps YAML values to the class's own values."""
 
-    def __init__(self, what: str, family: str) -> None:
+    def __init__(self, what: str) -> None:
         self.what = what
-        self.family = family
         self.originals: dict[Any, Any] = {}
 
     def __call__(self, annotation: Any, parameter: inspect.Parameter) -> Any:
@@ -116,7 +113,7 @@ class _Narrow:
         if origin in (Union, types.UnionType):
             return self._union(args)
         if origin is abc.Callable or annotation in (abc.Callable, Callable):
-            return Annotated[Callable[..., Any], Part(self.family)]
+            return Annotated[Callable[..., Any], Part("transform")]
         if origin in _LISTS or annotation in _LISTS:
             of = self.narrow(args[0]) if args else int | float
             return None if of is None else types.GenericAlias(list, of)

@@ -98,9 +98,7 @@ def build(
     """
     if catalog is None:
         catalog = all_parts(config.get("plugins") or ())
-    entry = catalog.get("command", command)
-    if entry is None:
-        raise ConfigError(Problem("", "", f"there is no command {command!r}"))
+    entry = catalog.command(command)
     values = {key: value for key, value in config.items() if key != "plugins" or key in entry.by_name}
     builder = _Builder(catalog, origins or {})
     built = builder.build(entry, values, ())

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from opabinia.config.errors import ConfigError, Problem, listing
 from opabinia.config.registry import Entry, Register, find_entry, register
 from opabinia.config.types import Spec
 from opabinia.runtime.files import cache_folder, write_atomic
@@ -68,6 +69,18 @@ class Catalog:
     def find(self, family: str, name: str) -> Entry | None:
         """Return the part of this name or alias, if there is one."""
         return find_entry(self.entries.get(family, {}), name)
+
+    def command(self, name: str) -> Entry:
+        """Return a command.
+
+        Raises:
+            ConfigError: there is none of this name.
+        """
+        entry = self.get("command", name)
+        if entry is None:
+            known = listing(self.names("command"))
+            raise ConfigError(Problem("", "", f"there is no command {name!r}", allowed=f"commands: {known}"))
+        return entry
 
     def load(self, entry: Entry) -> Callable[..., Any]:
         """Return the callable of an entry, importing the module that registers it.

@@ -43,11 +43,7 @@ def check(tree: Tree, catalog: Catalog, command: str = "train") -> Resolved:
     Raises:
         ConfigError: with every mistake, those made while composing too.
     """
-    entry = catalog.get("command", command)
-    if entry is None:
-        known = listing(catalog.names("command"))
-        raise ConfigError(Problem("", "", f"there is no command {command!r}", allowed=f"commands: {known}"))
-    return _Check(tree, catalog, entry).command()
+    return _Check(tree, catalog, catalog.command(command)).command()
 
 
 class _Check:

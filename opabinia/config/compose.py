@@ -87,10 +87,10 @@ def packaged_names(recipes: Path = PACKAGED) -> list[str]:
     return sorted(path.relative_to(recipes).with_suffix("").as_posix() for path in recipes.rglob("*.yaml"))
 
 
-def variables(recipe: str | Path, recipes: Path = PACKAGED) -> list[str]:
+def variables(recipe: str | Path) -> list[str]:
     """Return the names of the ``vars`` that a recipe and its bases define or refer to; unreadable files are skipped."""
-    files = _Files(recipes, [])
-    path, _ = _find_recipe(str(recipe), recipes, [])
+    files = _Files(PACKAGED, [])
+    path, _ = _find_recipe(str(recipe), PACKAGED, [])
     file = files.load(path, ()) if path else None
     root = file.merged() if file else None
     defined = root.value.get("vars") if root else None

@@ -17,18 +17,17 @@ Place = tuple[Spec, Any]
 """A type spec, and the plain value in the config (None if there is none)."""
 
 
-def completed(word: str, config: Mapping[str, Any], catalog: Catalog, command: str = "train") -> list[str]:
+def completed(word: str, config: Mapping[str, Any], catalog: Catalog) -> list[str]:
     """Return all completions of the beginning of an override. Keys end with ``.`` or ``=``.
 
     Args:
         word: the text so far, such as ``opt``, ``optimizer.l`` or ``task.backbone=``.
         config: the recipe as plain data.
         catalog: of all parts; may be a cached one.
-        command: whose parameters are the top level.
 
     Example: ``completed("optimizer.l", ...)`` is ``["optimizer.lr="]``.
     """
-    entry = catalog.get("command", command)
+    entry = catalog.get("command", "train")
     if entry is None:
         return []
     key, equals, value = word.partition("=")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from opabinia.config.catalog import Catalog
-from opabinia.config.errors import ConfigError, Problem, listing
 from opabinia.config.merge import DELETE
 from opabinia.config.registry import Entry
 from opabinia.config.types import Spec, parts_in
@@ -39,10 +38,7 @@ def json_schema(catalog: Catalog, command: str = "train") -> Schema:
     Raises:
         ConfigError: there is no such command.
     """
-    entry = catalog.get("command", command)
-    if entry is None:
-        known = listing(catalog.names("command"))
-        raise ConfigError(Problem("", "", f"there is no command {command!r}", allowed=f"commands: {known}"))
+    entry = catalog.command(command)
     top = _object(entry)
     required = [
         parameter.name

@@ -14,7 +14,7 @@ from opabinia.contracts import Indices, Source
 from opabinia.data.check.image_hash import ImageHash, find_near_pairs
 from opabinia.data.check.scan import SampleScan, scan_samples
 from opabinia.runtime.local_copies import fetch_all
-from opabinia.runtime.log import log
+from opabinia.runtime.log import silence
 from opabinia.runtime.progress import progress_bar
 from opabinia.runtime.resources import cores
 
@@ -105,8 +105,7 @@ def examine(
     order = _draw(len(source), limit, seed)
     processes = cores() if workers is None else workers
     end = time.monotonic() + seconds
-    was_disabled, log.disabled = log.disabled, True  # damage is a result here, not a warning
-    try:
+    with silence():  # damage is a result here, not a warning
         scans = _read(source, order[:_FIRST], 0 if len(order) <= _FIRST else processes, end)
         rest = order[len(scans) : _affordable(scans, len(order))]
         if len(rest) and time.monotonic() < end:
@@ -117,8 +116,6 @@ def examine(
                     bar.advance(len(block))
                     if time.monotonic() > end:
                         break
-    finally:
-        log.disabled = was_disabled
     read = order[: len(scans)]
     rows = np.argsort(read)
     return Examination(read[rows], [scans[row] for row in rows.tolist()], len(scans) == len(source))

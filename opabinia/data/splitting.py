@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from opabinia.contracts import Indices, RaggedArray, Source, SourceInfo
-from opabinia.data.check.image_hash import connect
+from opabinia.data.check.image_hash import connect, members_of
 from opabinia.data.examination import LIMIT, Examination, examine
 from opabinia.data.layouts.layout import TaskName
 from opabinia.data.sample_groups import (
@@ -22,6 +22,7 @@ from opabinia.data.sample_groups import (
     recording_of,
     same_files,
 )
+from opabinia.data.sampling.samplers import apportion
 from opabinia.data.sources.subset import write_split
 from opabinia.runtime.log import log
 from opabinia.runtime.text import plural
@@ -57,9 +58,7 @@ def class_quotas(counts: Sequence[int], total: int) -> Indices:
         total: number of validation samples.
     """
     sizes = np.asarray(counts, dtype=np.int64)
-    exact = sizes * total / max(int(sizes.sum()), 1)
-    quotas: Indices = np.floor(exact).astype(np.int64)
-    quotas[np.argsort(quotas - exact, kind="stable")[: total - int(quotas.sum())]] += 1
+    quotas = np.array(apportion(total, counts)) if sizes.any() else sizes
     minima = np.minimum(_MIN_PER_CLASS, sizes // 3)
     with_minima: Indices = np.where(sizes < 3, 0, np.maximum(quotas, minima))
     return with_minima if 0 < with_minima.sum() <= 2 * total else quotas
@@ -171,8 +170,7 @@ def choose_identities(source: Source, groups: Indices, *, seed: int) -> Indices:
     sides = np.unique(np.stack([labels, np.arange(len(labels)) if cameras is None else cameras], 1), axis=0)
     searchable = np.bincount(sides[:, 0], minlength=len(source.classes)) > 1
     units = connect(np.concatenate([chain_equal(labels), chain_equal(groups)]), len(labels))
-    order = np.argsort(units, kind="stable")
-    members = np.split(order, np.flatnonzero(np.diff(units[order])) + 1)
+    members = members_of(units)
     chosen = np.zeros(len(source.classes), dtype=bool)
     count = len(np.unique(labels))
     missing, allowed = validation_size(len(labels)), count // 2

@@ -9,6 +9,7 @@ import numpy as np
 from opabinia.contracts import Resampling
 
 LEVEL = 0.95
+"""Probability of an interval."""
 
 _MAX_RESAMPLES, _MIN_RESAMPLES = 1000, 100
 _MAX_NUMBERS = 200_000_000
@@ -37,7 +38,7 @@ class Interval:
     resamples: int
 
 
-def confidence_interval(resampling: Resampling, *, level: float = LEVEL, seed: int = 0) -> Interval | None:
+def confidence_interval(resampling: Resampling) -> Interval | None:
     """Return an interval from the percentiles of resampled scores; None if no resample has a score.
 
     The percentiles are moved by the difference of the score and the resamples' mean, which is near 0 for means such as
@@ -49,16 +50,14 @@ def confidence_interval(resampling: Resampling, *, level: float = LEVEL, seed: i
 
     Args:
         resampling: a score from 0 to 1.
-        level: probability of the interval.
-        seed: seed of the resamples.
 
     Example: 90 of 100 images are right: 0.84 to 0.95.
     """
-    count, tail = resampling.count, (1 - level) / 2
+    count, tail = resampling.count, (1 - LEVEL) / 2
     numbers = max(1, count + resampling.cost)
     resamples = min(_MAX_RESAMPLES, max(_MIN_RESAMPLES, _MAX_NUMBERS // numbers))
     rows = max(1, _NUMBERS_AT_ONCE // numbers)
-    generator, parts = np.random.default_rng(seed), []
+    generator, parts = np.random.default_rng(0), []
     for start in range(0, resamples if count else 0, rows):
         size = min(rows, resamples - start)
         cells = generator.integers(0, count, (size, count)) + count * np.arange(size)[:, None]
@@ -74,4 +73,4 @@ def confidence_interval(resampling: Resampling, *, level: float = LEVEL, seed: i
         low = tail ** (1 / count)
     elif scores.min() == scores.max() == 0:
         high = 1 - tail ** (1 / count)
-    return Interval(low, high, level, resampling.unit, count, resamples)
+    return Interval(low, high, LEVEL, resampling.unit, count, resamples)

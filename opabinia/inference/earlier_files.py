@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 
-from opabinia.runtime.files import disk_errors, write_atomic
-from opabinia.runtime.json_files import InvalidFile, read_json
+from opabinia.runtime.files import disk_errors
+from opabinia.runtime.json_files import InvalidFile, read_json, write_json
 
 LIST = ".written.json"
 """Names of the files that were written, relative to the folder."""
@@ -28,7 +27,7 @@ def replace_earlier(out: Path) -> Iterator[None]:
     """
     path = out / LIST
     earlier = _read_list(path)
-    write_atomic(path, json.dumps(sorted(earlier)))
+    write_json(path, sorted(earlier), indent=None)
     with disk_errors(out):
         start = path.stat().st_mtime_ns
     try:
@@ -39,7 +38,7 @@ def replace_earlier(out: Path) -> Iterator[None]:
     finally:
         files = _files(out)
         written = {name for name, modified in files.items() if modified >= start}
-        write_atomic(path, json.dumps(sorted(written | earlier & files.keys())))
+        write_json(path, sorted(written | earlier & files.keys()), indent=None)
 
 
 def _read_list(path: Path) -> set[str]:

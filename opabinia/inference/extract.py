@@ -40,9 +40,8 @@ from opabinia.runtime.files import (
     flush_to_disk,
     remove_leftovers,
     temporary_folder,
-    write_atomic,
 )
-from opabinia.runtime.json_files import InvalidFile, read_json
+from opabinia.runtime.json_files import InvalidFile, read_json, write_json
 from opabinia.runtime.log import log, logging_to
 from opabinia.runtime.process_group import process_group
 from opabinia.runtime.processes import all_gather, from_rank_zero, is_rank_zero, rank, world_size
@@ -278,7 +277,7 @@ def prepare_shards(job: ExtractJob, locks: ExitStack, form: Format) -> list[int]
         for path in job.shards.iterdir():
             if path.is_dir():
                 shutil.rmtree(path)
-        write_atomic(job.shards / ABOUT, json.dumps(job.about, indent=1))
+        write_json(job.shards / ABOUT, job.about)
     finished = sorted(int(path.name) for path in job.shard_folders())
     if finished:
         log.info("resuming %s: %d shards of %d batches are finished", out, len(finished), job.batches_per_shard)

@@ -58,7 +58,6 @@ class DinoHead(nn.Module):
         outputs: K.
         hidden: width of the MLP's hidden layers.
         bottleneck: width of its output.
-        layers: number of layers of the MLP.
         norm_last_layer: keep the prototypes at length 1; otherwise their lengths are learned, which is better for large
             vision transformers if training does not diverge.
         norm: a batch norm after each hidden layer (the authors' ``use_bn_in_head``).
@@ -74,17 +73,14 @@ class DinoHead(nn.Module):
         *,
         hidden: int = 2048,
         bottleneck: int = 256,
-        layers: int = 3,
         norm_last_layer: bool = True,
         norm: bool = False,
     ) -> None:
         super().__init__()
-        widths = [width, *[hidden] * (layers - 1), bottleneck]
-        self.mlp = nn.Sequential()
-        for number, (before, after) in enumerate(pairwise(widths), 1):
-            self.mlp.append(nn.Linear(before, after))
-            if number < layers:
-                self.mlp.extend([nn.BatchNorm1d(after), nn.GELU()] if norm else [nn.GELU()])
+        self.mlp = nn.Sequential(nn.Linear(width, hidden))
+        for after in (hidden, bottleneck):
+            self.mlp.extend([nn.BatchNorm1d(hidden), nn.GELU()] if norm else [nn.GELU()])
+            self.mlp.append(nn.Linear(hidden, after))
         for layer in self.mlp:
             if isinstance(layer, nn.Linear):
                 # The paper's 0.02 at its widths. In narrow layers vectors would nearly vanish before they are

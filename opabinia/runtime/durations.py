@@ -88,18 +88,22 @@ class Duration:
         return f"{number}{self.unit}"
 
 
-def parse_seconds(text: str, least: float = 30.0) -> float:
+LEAST_SECONDS = 30.0
+"""Least time that is planned for."""
+
+
+def parse_seconds(text: str) -> float:
     """Return the seconds of a time such as ``90s``, ``30m``, ``1.5h`` or ``2d``.
 
     Raises:
-        ValueError: it is none, or less than ``least`` seconds.
+        ValueError: it is none, or less than 30 seconds.
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|min|h|d)", text.strip())
     if match is None:
         raise ValueError(f"not a time such as 30m, 1.5h or 2d (found {text!r})")
     seconds = float(match[1]) * {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}[match[2]]
-    if seconds < least:
-        raise ValueError(f"at least {least:g}s are needed (found {text!r})")
+    if seconds < LEAST_SECONDS:
+        raise ValueError(f"at least {LEAST_SECONDS:g}s are needed (found {text!r})")
     return seconds
 
 

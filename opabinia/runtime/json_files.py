@@ -1,4 +1,4 @@
-"""JSON files that are read back, checked against a schema: a damaged file is refused with its path and the field."""
+"""JSON files: written atomically, read with a check against a schema (a damaged file is refused with its field)."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from typing_extensions import TypedDict, is_typeddict
 
+from opabinia.runtime.files import write_atomic
 from opabinia.runtime.text import printable
 
 if TYPE_CHECKING:
@@ -33,6 +34,20 @@ class MetricsLine(TypedDict):
     """A line of ``metrics.jsonl``: the step, and values by name."""
 
     step: int
+
+
+def write_json(path: Path, values: Any, *, indent: int | None = 1) -> None:
+    """Write JSON values atomically (a temporary file is renamed).
+
+    Args:
+        path: path of the file.
+        values: to write.
+        indent: spaces per level; None writes one line, which is many times faster.
+
+    Raises:
+        DiskError: the file cannot be written.
+    """
+    write_atomic(path, json.dumps(values, indent=indent) + "\n")
 
 
 def read_json(path: Path, schema: type[T]) -> T:

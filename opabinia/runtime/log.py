@@ -45,6 +45,16 @@ def logging_to(folder: Path | None) -> Iterator[None]:
                 handler.close()
 
 
+@contextmanager
+def silence() -> Iterator[None]:
+    """Disable the log inside the block."""
+    log.disabled, before = True, log.disabled
+    try:
+        yield
+    finally:
+        log.disabled = before
+
+
 class _Terminal(logging.StreamHandler):  # type: ignore[type-arg]
     """Handler for the terminal; skips long texts (the model, the config), which go to the file only, and in quiet mode
     all but warnings."""

@@ -30,8 +30,8 @@ from opabinia.runtime.processes import all_gather, from_rank_zero, world_size
 from opabinia.runtime.resources import cores, peak_memory
 from opabinia.tasks.multitask import Multitask
 from opabinia.training.autotune import autotune
-from opabinia.training.device_times import Mark, mark, synchronize
-from opabinia.training.measurement import Measurement, MeasurementDone, run_measurement
+from opabinia.training.device_times import Mark, mark, seconds_of, synchronize
+from opabinia.training.measurement import Measurement, MeasurementDone, RepeatableStep, run_measurement
 from opabinia.training.run_folder import build_parts, process_group_options, resolve
 from opabinia.training.task_times import time_tasks
 from opabinia.training.world_size_scaling import auto_scale
@@ -137,7 +137,7 @@ class _Measurement(Measurement):
         memory = {"host": peak_memory(), "device": torch.cuda.max_memory_allocated(device) if cuda else 0}
         samples = timed.last[1].count
         low, median, high = np.quantile([count / seconds for count, seconds in timed.step_times()], (0.25, 0.5, 0.75))
-        self._repeated, self._launched = timed.repeat(REPEATS)
+        self._repeated, self._launched = timed.time_repeats(REPEATS)
         streams: dict[str, Any] = {}
         if isinstance(run.task, Multitask) and world_size() == 1:
             batch = {**timed.last[0], "streams": timed.streams}
@@ -229,7 +229,7 @@ class _LineCollector:
 # --- the step ---------------------------------------------------------------------------------------------------------
 
 
-class _TimedStep:
+class _TimedStep(RepeatableStep):
     """A step that records when its parts start and end, on the host and on a GPU, without waiting for it.
 
     Args:
@@ -242,13 +242,12 @@ class _TimedStep:
     """
 
     def __init__(self, step: Step, task: Task) -> None:
-        self._step, self.optimizer, self.task = step, step.optimizer, task
+        super().__init__(step)
         self.streams: dict[str, Batch] = {}
         self.reading: defaultdict[str, list[float]] = defaultdict(list)
         self.device = next(task.parameters()).device
         self._steps: list[tuple[int, list[Mark]]] = []
         self._marks: list[Mark] = []
-        self.last: tuple[Batch, GlobalBatch, Clock] = ({}, GlobalBatch(0, 0, 0, 0), Clock())
         task.register_forward_pre_hook(lambda module, args: self._mark("forward"))
         task.register_forward_hook(lambda module, args, output: self._mark("forward_end"))
 
@@ -261,10 +260,9 @@ class _TimedStep:
 
         self._marks = []
         self._mark("begin")
-        scalars = self._step(batch, global_batch, clock, mark_update)
+        scalars = super().__call__(batch, global_batch, clock, mark_update)
         self._mark("end")
         self._steps.append((global_batch.count, self._marks))
-        self.last = batch, global_batch, clock
         self.streams |= batch.get("streams", {})
         for name, seconds in batch.get("seconds", {}).items():
             self.reading[name].append(seconds)
@@ -272,12 +270,6 @@ class _TimedStep:
 
     def _mark(self, name: str) -> None:
         self._marks.append(mark(self.device, name))
-
-    def state_dict(self) -> dict[str, Any]:
-        return self._step.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._step.load_state_dict(state)
 
     def reset(self) -> None:
         """Discard the steps so far."""
@@ -306,12 +298,12 @@ class _TimedStep:
         ends = [(count, marks[-1]) for count, marks in self._steps]
         return [(count, before.seconds_to(end)) for (_, before), (count, end) in pairwise(ends)]
 
-    def repeat(self, times: int) -> tuple[float, float]:
+    def time_repeats(self, times: int) -> tuple[float, float]:
         """Repeat the last batch; return the seconds per step, in all and until the host has launched it."""
         synchronize(self.device)
         started = time.perf_counter()
         for _ in range(times):
-            self._step(*self.last, lambda: None)
+            self.repeat()
         launched = time.perf_counter()
         synchronize(self.device)
         return (time.perf_counter() - started) / times, (launched - started) / times
@@ -319,7 +311,7 @@ class _TimedStep:
     def flops(self) -> int:
         """Count the floating point operations of a step with the last batch: matrix products and convolutions."""
         with torch.compiler.set_stance("force_eager"), FlopCounterMode(display=False) as counter:
-            self._step(*self.last, lambda: None)
+            self.repeat()
         return int(counter.get_total_flops())
 
 
@@ -332,14 +324,14 @@ def matmul_flops(device: torch.device, precision: str) -> float:
     size = 1024 if device.type == "cpu" else 8192
     generator = torch.Generator().manual_seed(0)
     a, b = (torch.randn(size, size, generator=generator).to(device) for _ in range(2))
+
+    def multiply() -> None:
+        for _ in range(4):
+            a @ b
+
     with torch.no_grad(), autocast(device, precision):
         a @ b
         end, best = time.perf_counter() + 0.5, float("inf")
         while best == float("inf") or time.perf_counter() < end:
-            synchronize(device)
-            started = time.perf_counter()
-            for _ in range(4):
-                a @ b
-            synchronize(device)
-            best = min(best, (time.perf_counter() - started) / 4)
+            best = min(best, seconds_of(multiply, device) / 4)
     return 2 * size**3 / best

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -35,3 +36,12 @@ def synchronize(device: torch.device) -> None:
     """Wait until a GPU has completed its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def seconds_of(call: Callable[[], object], device: torch.device) -> float:
+    """Return the seconds of a call until the device has completed its work."""
+    synchronize(device)
+    started = time.perf_counter()
+    call()
+    synchronize(device)
+    return time.perf_counter() - started

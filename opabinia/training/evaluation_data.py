@@ -13,8 +13,7 @@ from typing_extensions import TypedDict
 from opabinia.config import ConfigError, Problem, Resolved
 from opabinia.config.datasets import Section, validation_sets, with_validation_sets
 from opabinia.config.errors import listing, nearest
-from opabinia.engine.loop.evaluate import write_json
-from opabinia.runtime.json_files import InvalidFile, read_json
+from opabinia.runtime.json_files import InvalidFile, read_json, write_json
 from opabinia.runtime.log import log
 
 PATH_KEYS = ("root", "file", "data")

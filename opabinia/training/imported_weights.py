@@ -22,6 +22,7 @@ from opabinia.models.weights.download import HUB, hub_file, replacing_weights
 from opabinia.models.weights.init import Init, initialize
 from opabinia.runtime.environment import library_versions
 from opabinia.runtime.files import disk_errors, exclusive_lock, write_atomic
+from opabinia.runtime.json_files import write_json
 from opabinia.runtime.log import log, logging_to
 from opabinia.runtime.text import plural
 from opabinia.training.initial_normalization import warn_of_other_normalization
@@ -70,8 +71,8 @@ def import_weights(
             state = {**snapshot.state, "facts": asdict(snapshot.state["facts"])}
             write_checkpoint(folder / "checkpoints" / "step-00000000", replace(snapshot, state=state))
             write_atomic(folder / "checkpoints" / LAST, "step-00000000\n")
-            write_atomic(folder / "overrides.json", json.dumps(list(overrides), indent=1) + "\n")
-            write_atomic(folder / "origins.json", json.dumps(dict(resolved.origins), indent=1) + "\n")
+            write_json(folder / "overrides.json", list(overrides))
+            write_json(folder / "origins.json", dict(resolved.origins))
             write_atomic(folder / "config.yaml", config)
         log.info("%s has the weights of %s", folder, weights)
     return folder

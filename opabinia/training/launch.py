@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -26,7 +25,7 @@ from opabinia.engine.hooks.expected_scores import UnexpectedScore, check_scores
 from opabinia.engine.loop.nonfinite import NonFiniteError
 from opabinia.runtime.elastic_agent import is_of_this_launch, launch_id, run_lock
 from opabinia.runtime.files import disk_errors, remove_leftovers, write_atomic
-from opabinia.runtime.json_files import read_json
+from opabinia.runtime.json_files import read_json, write_json
 from opabinia.runtime.log import log, log_to_file, logging_to
 from opabinia.runtime.process_group import process_group
 from opabinia.runtime.processes import from_rank_zero, is_rank_zero, world_size
@@ -420,13 +419,13 @@ def _begin(
     (folder / ".launch").unlink(missing_ok=True)
     if (launch := launch_id()) is not None:
         write_atomic(folder / ".launch", launch)
-    write_atomic(folder / "overrides.json", json.dumps(list(overrides), indent=1) + "\n")
-    write_atomic(folder / "origins.json", json.dumps(dict(origins), indent=1) + "\n")
+    write_json(folder / "overrides.json", list(overrides))
+    write_json(folder / "origins.json", dict(origins))
 
 
 def _write_results(folder: Path, scores: Mapping[str, float]) -> None:
     if is_rank_zero():
-        write_atomic(folder / "results.json", json.dumps(dict(scores), indent=1) + "\n")
+        write_json(folder / "results.json", dict(scores))
 
 
 def _saved_overrides(folder: Path) -> list[str]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -14,11 +14,11 @@ from typing import Any
 import torch
 
 from opabinia.config.build import errors_at
-from opabinia.contracts import Batch, GlobalBatch, Hook, LoggerPart, ParallelTask, Step, Task
+from opabinia.contracts import Batch, Clock, GlobalBatch, Hook, LoggerPart, ParallelTask, Scalars, Step, Task
 from opabinia.data.sampling.batches import StagedPlan
 from opabinia.models.weights.download import replacing_weights
 from opabinia.models.weights.init import Init
-from opabinia.runtime.log import log
+from opabinia.runtime.log import silence
 from opabinia.tasks.distillation import DistilledTask
 from opabinia.training.loaders import TrainingBatches
 from opabinia.training.model import Models, check_model, make_optimizer, make_step, place
@@ -32,6 +32,33 @@ SAMPLES = 16
 
 class MeasurementDone(Exception):
     """Everything is measured: the run ends."""
+
+
+class RepeatableStep:
+    """A step that can be repeated with its last batch.
+
+    Args:
+        step: the step.
+
+    Attributes:
+        last: the last batch, on its device, and the other arguments of the step.
+    """
+
+    last: tuple[Batch, GlobalBatch, Clock]
+
+    def __init__(self, step: Step) -> None:
+        self._step, self.optimizer = step, step.optimizer
+        self.state_dict, self.load_state_dict = step.state_dict, step.load_state_dict
+
+    def __call__(
+        self, batch: Batch, global_batch: GlobalBatch, clock: Clock, after_backward: Callable[[], None]
+    ) -> Scalars:
+        self.last = batch, global_batch, clock
+        return self._step(batch, global_batch, clock, after_backward)
+
+    def repeat(self) -> None:
+        """Make another step with the last batch."""
+        self._step(*self.last, lambda: None)
 
 
 class Measurement(Hook):
@@ -59,16 +86,6 @@ def run_measurement(
     parts = {**training_only(parts, measurement=measurement), "train": train, "loggers": loggers}
     with silence(), tempfile.TemporaryDirectory() as folder, suppress(MeasurementDone):
         TrainingRun(**parts)(Session(Path(folder)))
-
-
-@contextmanager
-def silence() -> Iterator[None]:
-    """Disable the log inside the block."""
-    log.disabled, before = True, log.disabled
-    try:
-        yield
-    finally:
-        log.disabled = before
 
 
 @dataclass(frozen=True)

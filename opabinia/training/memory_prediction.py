@@ -28,13 +28,13 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from opabinia.contracts import Backbone, Batch, Clock, Task
 from opabinia.runtime.cuda_autocast import cuda_autocast_on_cpu
-from opabinia.runtime.log import log
+from opabinia.runtime.log import log, silence
 from opabinia.runtime.operator_costs import Operator, OperatorCosts
 from opabinia.runtime.seeds import preserve_generators
 from opabinia.tasks.distillation import DistilledTask
 from opabinia.training.batch_size_search import repeat_samples
 from opabinia.training.flops import copy_without_values
-from opabinia.training.measurement import CPU, SAMPLES, StepParts, silence
+from opabinia.training.measurement import CPU, SAMPLES, StepParts
 from opabinia.training.model import Models
 from opabinia.training.roofline import time_bounds
 from opabinia.training.run_folder import AUTO, build_parts, resolve

@@ -27,7 +27,7 @@ from opabinia.data.check.statistics import DatasetStatistics
 from opabinia.data.sources import annotation_errors
 from opabinia.data.sources.annotation_errors import Box
 from opabinia.data.sources.detection_base import AnnotatedImages
-from opabinia.runtime.log import log
+from opabinia.runtime.log import silence
 from opabinia.runtime.progress import progress_bar
 
 NEAR = 4
@@ -182,15 +182,12 @@ def _draw(positions: list[Position], limit: int | None, seed: int) -> list[Posit
 def _scan(sources: Sequence[Source], positions: Sequence[Position], workers: int) -> tuple[list[SampleScan], bool]:
     """Return the scans, and whether Ctrl-C has interrupted them."""
     scans: list[SampleScan] = []
-    log.disabled, before = True, log.disabled  # damage is a finding here, not a warning
     try:
-        with progress_bar("read", len(positions)) as bar:
+        with silence(), progress_bar("read", len(positions)) as bar:  # damage is a finding here, not a warning
             for scan in bar.track(scan_samples(sources, positions, workers)):
                 scans.append(scan)
     except KeyboardInterrupt:
         return scans, True
-    finally:
-        log.disabled = before
     return scans, False
 
 

@@ -122,9 +122,13 @@ def connect(pairs: NDArray[np.int64], count: int) -> NDArray[np.int64]:
     return components
 
 
+def members_of(components: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+    """Return the nodes of each component, given that of each node."""
+    order = np.argsort(components, kind="stable")
+    return np.split(order, np.flatnonzero(np.diff(components[order])) + 1) if len(order) else []
+
+
 def connected_groups(pairs: NDArray[np.int64], count: int) -> list[NDArray[np.int64]]:
     """Return the connected components with two or more of ``count`` nodes; ``pairs`` (P x 2) are the edges."""
-    component = connect(pairs, count)
-    order = np.argsort(component, kind="stable")
-    groups = np.split(order, np.flatnonzero(np.diff(component[order])) + 1) if count else []
+    groups = members_of(connect(pairs, count))
     return sorted((group for group in groups if len(group) > 1), key=lambda group: int(group[0]))

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from opabinia.config import register
 from opabinia.contracts import Batch, Count, Run, Task
 from opabinia.engine.hooks.periods import Periodic
+from opabinia.engine.loop.evaluate import evaluation_mode
 from opabinia.runtime.durations import Duration
 from opabinia.runtime.log import log
 from opabinia.runtime.processes import all_gather
@@ -65,28 +66,24 @@ def set_statistics(task: Task, norms: Mapping[str, Any], batches: Iterable[Batch
 
     Example: a norm that sees [1, 3] and then [2, 4, 6, 8] gets mean 4 and variance 5.6667.
     """
-    modes = [(module, module.training) for module in task.modules()]
     moments = {name: _Moments() for name in norms}
     hooks = [norm.register_forward_pre_hook(moments[name].add_input) for name, norm in norms.items()]
     momentums = {name: norm.momentum for name, norm in norms.items()}
     counts = {name: norm.num_batches_tracked.clone() for name, norm in norms.items()}
-    task.eval()
-    try:
-        for norm in norms.values():
-            norm.train()
-            norm.momentum = 0.0  # running statistics stay as they are until all batches are measured
-        with torch.no_grad():
+    with evaluation_mode(task), torch.no_grad():
+        try:
+            for norm in norms.values():
+                norm.train()
+                norm.momentum = 0.0  # running statistics stay as they are until all batches are measured
             for batch in batches:
                 for images in _image_batches(batch):
                     task.predict(images)
-    finally:
-        for hook in hooks:
-            hook.remove()
-        for name, norm in norms.items():
-            norm.momentum = momentums[name]
-            norm.num_batches_tracked.copy_(counts[name])
-        for module, training in modes:
-            module.training = training
+        finally:
+            for hook in hooks:
+                hook.remove()
+            for name, norm in norms.items():
+                norm.momentum = momentums[name]
+                norm.num_batches_tracked.copy_(counts[name])
     for name, norm in norms.items():
         total = _Moments()
         for state in all_gather(moments[name].state()):

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from opabinia.contracts import Batch, Hook, Run
 from opabinia.engine.checkpointing.checkpoint import save_tensors
 from opabinia.engine.loggers.metrics_log import to_json_numbers
-from opabinia.engine.loop.evaluate import write_json
+from opabinia.runtime.json_files import write_json
 from opabinia.runtime.processes import is_rank_zero, rank
 
 

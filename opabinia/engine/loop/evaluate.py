@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -32,7 +31,7 @@ from opabinia.evaluation.bootstrap import confidence_interval
 from opabinia.runtime.device import autocast
 from opabinia.runtime.durations import Duration
 from opabinia.runtime.files import write_atomic
-from opabinia.runtime.json_files import InvalidFile, read_json
+from opabinia.runtime.json_files import InvalidFile, read_json, write_json
 from opabinia.runtime.large_values import gather_to_rank_zero
 from opabinia.runtime.log import log
 from opabinia.runtime.processes import all_gather, any_rank, from_rank_zero, is_rank_zero
@@ -308,20 +307,6 @@ def _saved_step(folder: Path) -> int | None:
         return read_json(folder / "details.json", _Details).get("step")
     except InvalidFile:
         return None
-
-
-def write_json(path: Path, values: Any, *, indent: int | None = 1) -> None:
-    """Write JSON values atomically (a temporary file is renamed).
-
-    Args:
-        path: path of the file.
-        values: to write.
-        indent: spaces per level; None writes one line, which is many times faster.
-
-    Raises:
-        DiskError: the file cannot be written.
-    """
-    write_atomic(path, json.dumps(values, indent=indent) + "\n")
 
 
 def evaluation_run(

@@ -122,10 +122,7 @@ class MultiLabel(Evaluator):
         columns = [_RankedSamples.of(logits[:, k], labels[:, k]) for k in range(logits.shape[1]) if labels[:, k].any()]
 
         def scores(weights: NDArray[np.float64]) -> NDArray[np.float64]:
-            precisions = np.stack([column.average_precision(weights) for column in columns])
-            present = ~np.isnan(precisions)
-            means: NDArray[np.float64] = np.nansum(precisions, 0) / np.where(present.any(0), present.sum(0), np.nan)
-            return means
+            return _mean_of_present(np.stack([column.average_precision(weights) for column in columns], 1))
 
         return [Resampling("mAP", "images", len(logits), scores, 2 * logits.size)]
 
@@ -151,6 +148,13 @@ class _RankedSamples(NamedTuple):
         total = found[:, -1]
         sums = (np.diff(found, axis=1, prepend=0) * found / np.maximum(1, counted)).sum(1)
         return np.where(total > 0, sums / np.maximum(1, total), np.nan)
+
+
+def _mean_of_present(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the mean of each row (R x K) over the classes that have a value; NaN for rows without one."""
+    present = ~np.isnan(values)
+    means: NDArray[np.float64] = np.nansum(values, 1) / np.where(present.any(1), present.sum(1), np.nan)
+    return means
 
 
 def _sorted_rows(states: Sequence[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -191,10 +195,7 @@ class AttributeRecognition(MultiLabel):
         def scores(weights: NDArray[np.float64]) -> NDArray[np.float64]:
             hits, positive, rejections, negative = np.split(weights @ table, 4, axis=1)
             with np.errstate(divide="ignore", invalid="ignore"):
-                recalls = (hits / positive + rejections / negative) / 2
-            present = ~np.isnan(recalls)
-            means: NDArray[np.float64] = np.nansum(recalls, 1) / np.where(present.any(1), present.sum(1), np.nan)
-            return means
+                return _mean_of_present((hits / positive + rejections / negative) / 2)
 
         return [Resampling("mA", "images", len(logits), scores, table.shape[1]), *super().resamplings(states)]
 

@@ -24,8 +24,8 @@ from opabinia.inference.input_files import find_files, raise_skipped
 from opabinia.inference.load import RunModel
 from opabinia.inference.predictor import Predictor
 from opabinia.inference.retrieval.gallery import Gallery, embed_files, embed_gallery
-from opabinia.runtime.files import DiskError, disk_errors, flush_to_disk, write_atomic
-from opabinia.runtime.json_files import InvalidFile, read_json
+from opabinia.runtime.files import DiskError, disk_errors, flush_to_disk
+from opabinia.runtime.json_files import InvalidFile, read_json, write_json
 from opabinia.runtime.log import log, logging_to
 from opabinia.runtime.text import plural
 from opabinia.training.run_folder import chosen_checkpoint, resolve
@@ -221,7 +221,7 @@ def _write_index(file: Path, contents: Contents, index: Any, images: Sequence[Pa
                 "pictures": [os.fspath(image) for image in images],
             }
             # The description comes first: an index without one would be taken for a foreign file.
-            write_atomic(_description_file(file), json.dumps(description) + "\n")
+            write_json(_description_file(file), description, indent=None)
             temporary.replace(file)
         except RuntimeError as error:  # faiss raises nothing else for disk errors
             raise DiskError(f"cannot write {file}: {error}") from error

@@ -66,16 +66,16 @@ class GridAverage(nn.Module):
         return f"{self.size}"
 
 
-def check_strides(levels: Sequence[Level], needed: Sequence[int], name: str) -> None:
-    """Check that the feature maps end with levels of these strides.
+def check_strides(levels: Sequence[Level], name: str) -> None:
+    """Check that the feature maps end with levels of the strides 4, 8, 16 and 32.
 
     Raises:
         ValueError: they do not.
     """
     strides = [level.stride for level in levels]
-    if strides[-len(needed) :] != list(needed):
-        wanted, given = (", ".join(map(str, values)) for values in (needed, strides))
+    if strides[-4:] != [4, 8, 16, 32]:
+        given = ", ".join(map(str, strides))
         raise ValueError(
-            f"{name} needs feature maps of strides {wanted}, and the backbone gives {given}; take a backbone that has "
-            "them (ResNet, ConvNeXt, Swin), or the decoder linear for a plain vision transformer"
+            f"{name} needs feature maps of strides 4, 8, 16, 32, and the backbone gives {given}; take a backbone that "
+            "has them (ResNet, ConvNeXt, Swin), or the decoder linear for a plain vision transformer"
         )

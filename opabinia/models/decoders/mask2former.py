@@ -75,7 +75,7 @@ class Mask2Former(SegmentationDecoder):
         input_norms: bool = False,
     ) -> None:
         super().__init__()
-        check_strides(levels, (4, 8, 16, 32), "mask2former")
+        check_strides(levels, "mask2former")
         library = import_transformers("mask2former", "mask2former")
         from opabinia.models.detectors import library_maps
 

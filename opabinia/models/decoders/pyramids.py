@@ -45,7 +45,7 @@ class SemanticFpn(SegmentationDecoder):
         super().__init__()
         self.neck = neck(levels) if neck else None
         used = [level for level in (self.neck.out_levels if self.neck else levels) if level.stride <= 32]
-        check_strides(used, (4, 8, 16, 32), "fpn")
+        check_strides(used, "fpn")
         self.scales = nn.ModuleList(self._enlarge(level, channels, norm) for level in used)
         self.classifier = nn.Conv2d(channels, classes, 1)
 
@@ -98,7 +98,7 @@ class UPerNet(SegmentationDecoder):
         norm: DecoderNorm = "batch",
     ) -> None:
         super().__init__()
-        check_strides(levels, (4, 8, 16, 32), "upernet")
+        check_strides(levels, "upernet")
         *finer, coarsest = levels[-4:]
         self.pools = nn.ModuleList(
             nn.Sequential(GridAverage(size), conv_block(coarsest.channels, channels, 1, norm)) for size in pool_sizes

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -24,7 +23,7 @@ from opabinia.data.splitting import split_dataset
 from opabinia.models.weights.available import available_backbones
 from opabinia.runtime.durations import format_seconds
 from opabinia.runtime.files import write_atomic
-from opabinia.runtime.json_files import read_json
+from opabinia.runtime.json_files import read_json, write_json
 from opabinia.runtime.log import log
 from opabinia.runtime.text import plural
 from opabinia.runtime.version import __version__
@@ -285,7 +284,7 @@ def write_plan(saved: SavedPlan, chosen: Chosen, out: Path, data: str, advice: S
     ]
     out.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(out, recipe_text(chosen, heading))
-    write_atomic(facts_file(out), json.dumps(asdict(saved), indent=1) + "\n")
+    write_json(facts_file(out), asdict(saved))
 
 
 def read_plan(recipe: Path) -> SavedPlan:

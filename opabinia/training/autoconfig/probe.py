@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 
 from opabinia.config import Resolved
-from opabinia.contracts import Batch, Clock, GlobalBatch, ParallelTask, Run, Scalars, Step, Task
+from opabinia.contracts import ParallelTask, Run, Step, Task
 from opabinia.runtime.device import autocast
 from opabinia.runtime.durations import Duration
 from opabinia.runtime.resources import cores
@@ -22,8 +22,8 @@ from opabinia.training.autoconfig.choices import Chosen
 from opabinia.training.autoconfig.recipe import recipe_text
 from opabinia.training.autoconfig.situation import Speed
 from opabinia.training.autotune import autotune
-from opabinia.training.device_times import synchronize
-from opabinia.training.measurement import Measurement, MeasurementDone, run_measurement
+from opabinia.training.device_times import seconds_of, synchronize
+from opabinia.training.measurement import Measurement, MeasurementDone, RepeatableStep, run_measurement
 from opabinia.training.run_folder import build_parts, resolve
 
 WARM_UP = 3
@@ -70,42 +70,6 @@ def resolve_chosen(chosen: Chosen, overrides: Sequence[str]) -> Resolved:
         return resolve(recipe, overrides)
 
 
-class _ObservedStep:
-    """A step that counts samples, and can be repeated with its last batch.
-
-    Args:
-        step: the step.
-
-    Attributes:
-        batch: the last one, on its device.
-        samples: number of samples so far.
-    """
-
-    def __init__(self, step: Step) -> None:
-        self._step, self.optimizer = step, step.optimizer
-        self.batch: Batch = {}
-        self.samples = 0
-
-    def __call__(
-        self, batch: Batch, global_batch: GlobalBatch, clock: Clock, after_backward: Callable[[], None]
-    ) -> Scalars:
-        self.batch, self._last = batch, (batch, global_batch, clock)
-        self.samples += global_batch.count
-        return self._step(batch, global_batch, clock, after_backward)
-
-    def repeat(self) -> float:
-        """Return the seconds of another step with the last batch, on the CPU."""
-        started = time.perf_counter()
-        self._step(*self._last, lambda: None)
-        return time.perf_counter() - started
-
-    def state_dict(self) -> dict[str, Any]:
-        return self._step.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._step.load_state_dict(state)
-
-
 class _Probe(Measurement):
     """Measures seconds per sample.
 
@@ -122,7 +86,7 @@ class _Probe(Measurement):
         self.threads: int | None = None
 
     def make_step(self, make: Callable[..., Step], task: Task | ParallelTask, *others: Any) -> Step:
-        self._step = _ObservedStep(make(task, *others))
+        self._step = RepeatableStep(make(task, *others))
         return self._step
 
     def after_step(self, run: Run) -> None:
@@ -135,18 +99,18 @@ class _Probe(Measurement):
         measured = run.clock.step - WARM_UP
         if measured == 0:
             if device.type == "cpu":
-                self.threads = self._faster_threads()
+                self.threads = self._faster_threads(device)
             synchronize(device)
-            self._started, self._first_samples = time.perf_counter(), self._step.samples
+            self._started, self._first_samples = time.perf_counter(), run.clock.samples
         elif measured >= 2:
             seconds = time.perf_counter() - self._started
             if seconds > MOST_SECONDS or measured >= MOST_STEPS:
                 synchronize(device)
-                self.train = (time.perf_counter() - self._started) / (self._step.samples - self._first_samples)
+                self.train = (time.perf_counter() - self._started) / (run.clock.samples - self._first_samples)
                 self.evaluate = self._evaluation(run.task, device)
                 raise MeasurementDone
 
-    def _faster_threads(self) -> int:
+    def _faster_threads(self, device: torch.device) -> int:
         """Set and return the faster number of threads: one, where others use the cores, too, or all cores.
 
         They take turns for some rounds: at first the processes that read data work, too, to fill their queues.
@@ -160,23 +124,18 @@ class _Probe(Measurement):
                 break
             for threads in best:
                 torch.set_num_threads(threads)
-                best[threads] = min(best[threads], self._step.repeat())
+                best[threads] = min(best[threads], seconds_of(self._step.repeat, device))
         torch.set_num_threads(min(best, key=best.__getitem__))
         return torch.get_num_threads()
 
     def _evaluation(self, task: Task, device: torch.device) -> float:
         """Return the seconds per sample of predictions for the last batch, the better of two."""
-        batch = self._step.batch
+        batch, *_ = self._step.last
         if "image" not in batch and "video" not in batch:
             return self.train / 3  # a batch of views
         task.eval()
-        seconds = []
         with torch.no_grad(), autocast(device, self._precision), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=r"task\.tiles: ")  # a crop for training is a single tile
-            for _ in range(2):
-                started = time.perf_counter()
-                task.predict(batch)
-                synchronize(device)
-                seconds.append(time.perf_counter() - started)
+            seconds = min(seconds_of(partial(task.predict, batch), device) for _ in range(2))
         task.train()
-        return min(seconds) / len(batch["id"])
+        return seconds / len(batch["id"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Iterable, Mapping
@@ -14,8 +13,7 @@ from typing_extensions import TypedDict
 
 from opabinia.config import ConfigError, Problem
 from opabinia.config.errors import listing, nearest
-from opabinia.runtime.files import write_atomic
-from opabinia.runtime.json_files import check_fields, read_json
+from opabinia.runtime.json_files import check_fields, read_json, write_json
 from opabinia.runtime.weighted_scores import weighted_score
 from opabinia.training.sweep.trials import Better, SearchMethod, TrialParams
 
@@ -70,7 +68,7 @@ class Record:
         Raises:
             DiskError: the file cannot be written; an old one is unchanged.
         """
-        write_atomic(path, json.dumps(asdict(self), indent=1) + "\n")
+        write_json(path, asdict(self))
 
     def load_runs(self, path: Path) -> None:
         """Load the trials of the same sweep from ``path``, if the file exists.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import statistics
@@ -11,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from opabinia.config import ConfigError, Problem
-from opabinia.runtime.files import write_atomic
+from opabinia.runtime.json_files import write_json
 
 
 def parse_seeds(text: str) -> list[int]:
@@ -81,5 +80,5 @@ def write_summary(
         "seeds": list(scores),
         "scores": {name: asdict(score) for name, score in summary.items()},
     }
-    write_atomic(path, json.dumps(content, indent=1) + "\n")
+    write_json(path, content)
     return summary
