@@ -11,7 +11,7 @@ from opabinia.contracts import DataMismatch
 from opabinia.contracts.tracking import Role, TrackGroundTruth, Tracks
 from opabinia.evaluation.tracking import pairs as pairs_module
 from opabinia.evaluation.tracking.pairs import class_pairs
-from opabinia.evaluation.tracking.scores import combine, evaluate_tracks, sequence_sums
+from opabinia.evaluation.tracking.scores import combine, evaluate_tracks, sequence_sums, sequence_switches
 from tests.evaluation.track_scenes import Case, ground_truth, hand_made_cases, predicted, random_case
 
 BOX, HALF, FAR, LOW = (0, 0, 40, 40), (0, 0, 40, 20), (100, 0, 140, 40), (0, 100, 40, 140)
@@ -165,3 +165,23 @@ def test_sequences_must_agree() -> None:
     sums = sequence_sums("s0", case.truths["s0"], case.tracks["s0"], len(case.classes))
     with pytest.raises(DataMismatch, match="several sequences are called s0"):
         combine([sums, sums], case.classes)
+
+
+def test_identity_switches_are_those_that_are_counted() -> None:
+    """Track 5 is followed by 11 for six frames and by 12 for three, with a gap between; 6 is never lost."""
+    truth = ground_truth(rows(range(10), 5, BOX, 0, 0) + rows(range(10), 6, FAR, 0, 0))
+    tracks = predicted(rows(range(6), 11, BOX, 0) + rows(range(7, 10), 12, BOX, 0) + rows(range(10), 13, FAR, 0))
+    (switch,) = sequence_switches(truth, tracks, 1)
+    assert (switch.track, switch.frames, switch.predicted, switch.boxes_lost) == (5, (5, 7), (11, 12), 3)
+    assert switch.boxes.tolist() == [list(BOX)] * 2
+
+
+@pytest.mark.parametrize("number", range(9))
+def test_random_switches_are_those_that_are_counted(number: int) -> None:
+    case = random_case(number)
+    for name, truth in case.truths.items():
+        found = sequence_switches(truth, case.tracks[name], len(case.classes))
+        sums = sequence_sums(name, truth, case.tracks[name], len(case.classes))
+        assert len(found) == sum(of_class.clear.switches for of_class in sums.classes.values())
+        assert all(switch.predicted[0] != switch.predicted[1] and switch.boxes_lost > 0 for switch in found)
+        assert [switch.frames[1] for switch in found] == sorted(switch.frames[1] for switch in found)

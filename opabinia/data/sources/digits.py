@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import io
-import zipfile
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,16 +12,15 @@ from opabinia.config import register
 from opabinia.contracts import Indices
 from opabinia.data.sampling.permutation import Permutation
 from opabinia.data.sources.in_memory import ImageArray
-from opabinia.runtime.files import cache_folder, write_atomic
-from opabinia.runtime.log import log
+from opabinia.runtime.array_files import Arrays as Arrays
+from opabinia.runtime.array_files import cached_arrays
+from opabinia.runtime.files import cache_folder
 from opabinia.runtime.seeds import hash32
 
 VALIDATION_SAMPLES = 360
 _SPLIT_KEY = hash32(1797)  # fixed, so that a run's seed does not change the split
 
 Split = Literal["train", "val"]
-
-Arrays = dict[str, NDArray[Any]]
 
 
 @register.source
@@ -75,19 +72,4 @@ def _read_sklearn() -> Arrays:
 
 def load_cached(file: str, compute: Callable[[], Arrays]) -> Arrays:
     """Read arrays from a file (.npz) in the cache folder; if it is missing or broken, compute and write them."""
-    path = cache_folder() / file
-    try:
-        with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as arrays:
-            return dict(arrays)
-    except FileNotFoundError:
-        pass
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        log.warning("%s is broken and rebuilt: %s", path, error)
-    computed = compute()
-    content = io.BytesIO()
-    np.savez(content, **computed)  # type: ignore[arg-type]  # numpy's stub takes any name for its flag
-    try:
-        write_atomic(path, content.getvalue())
-    except OSError as error:
-        log.warning("%s is not cached: %s", file, error)
-    return computed
+    return cached_arrays(cache_folder() / file, compute, dict)

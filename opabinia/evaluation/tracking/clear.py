@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from opabinia.evaluation.tracking.pairs import Bools, Ints, Pairs, blocks, in_conflict
+from opabinia.evaluation.tracking.pairs import Bools, Floats, Ints, Pairs, blocks, in_conflict
 
 _CONTINUED = 1000.0
 """Score that a pair of boxes gets if their tracks matched in the frame before; an IoU adds at most 1."""
@@ -37,6 +37,25 @@ class ClearSums(NamedTuple):
     similarity: float
 
 
+class Switch(NamedTuple):
+    """An identity switch: a true track is matched with another predicted track than at its match before.
+
+    Attributes:
+        track: the true track.
+        frames: frame of the match before, and of this match.
+        predicted: the predicted tracks of both.
+        boxes: left, top, right, bottom of the true box in both frames (2 x 4).
+        boxes_lost: matches of the true track with the first or the second predicted track, whichever are fewer: a
+            switch in the middle of a track costs most.
+    """
+
+    track: int
+    frames: tuple[int, int]
+    predicted: tuple[int, int]
+    boxes: Floats
+    boxes_lost: int
+
+
 def clear_sums(pairs: Pairs, threshold: float) -> ClearSums:
     """Match the boxes of a sequence and return its sums.
 
@@ -48,14 +67,12 @@ def clear_sums(pairs: Pairs, threshold: float) -> ClearSums:
         pairs: the boxes, and the pairs of them that overlap.
         threshold: smallest IoU of a match.
     """
-    close = pairs.close(threshold)
-    frames = np.intersect1d(pairs.true.frames, pairs.predicted.frames)
-    matches = close.select(_match_in_order(close, frames))
-    true, predicted = pairs.true.ids[matches.rows], pairs.predicted.ids[matches.columns]
-    order = np.lexsort((matches.frames, true))
-    again = np.diff(true[order]) == 0
-    switched = np.diff(predicted[order]) != 0
-    interrupted = np.diff(np.searchsorted(frames, matches.frames)[order]) > 1
+    matches, frames = _matches(pairs, threshold)
+    true = pairs.true.ids[matches.rows]
+    before, after = _successive(matches)
+    switched = _predicted_track(matches, before) != _predicted_track(matches, after)
+    positions = np.searchsorted(frames, matches.frames)
+    interrupted = positions[after] - positions[before] > 1
 
     lengths = np.bincount(pairs.true.ids)
     tracked = np.bincount(true, minlength=len(lengths)) / lengths
@@ -64,13 +81,33 @@ def clear_sums(pairs: Pairs, threshold: float) -> ClearSums:
         matched=len(true),
         missed=len(pairs.true.ids) - len(true),
         false=len(pairs.predicted.ids) - len(true),
-        switches=int((again & switched).sum()),
+        switches=int(switched.sum()),
         mostly_tracked=mostly,
         partly_tracked=partly - mostly,
         mostly_lost=len(lengths) - partly,
-        fragments=int((again & interrupted).sum()),
+        fragments=int(interrupted.sum()),
         similarity=float(matches.similarity.sum()),
     )
+
+
+def identity_switches(pairs: Pairs, threshold: float) -> list[Switch]:
+    """Return the identity switches that :func:`clear_sums` counts, in order of their frames; with its arguments."""
+    matches, _ = _matches(pairs, threshold)
+    before, after = _successive(matches)
+    switched = _predicted_track(matches, before) != _predicted_track(matches, after)
+    ends = np.stack([before[switched], after[switched]], 1)
+    ends = ends[np.argsort(ends[:, 1])]
+    _, track_pair, counts = np.unique(matches.track_pairs, return_inverse=True, return_counts=True)
+    rows, columns = matches.rows[ends], matches.columns[ends]
+    values = zip(
+        pairs.true.given_ids[rows[:, 0]].tolist(),
+        map(tuple, pairs.true.frames[rows].tolist()),
+        map(tuple, pairs.predicted.given_ids[columns].tolist()),
+        pairs.true.corners[rows],
+        counts[track_pair[ends]].min(1, initial=len(track_pair)).tolist(),
+        strict=True,
+    )
+    return [Switch(*row) for row in values]
 
 
 def clear_scores(sums: ClearSums) -> dict[str, float]:
@@ -102,6 +139,26 @@ def clear_counts(sums: ClearSums) -> dict[str, int]:
         "ML": sums.mostly_lost,
         "Frag": sums.fragments,
     }
+
+
+def _matches(pairs: Pairs, threshold: float) -> tuple[Pairs, Ints]:
+    """Return the matches, and the frames with true and predicted boxes; see :func:`clear_sums`."""
+    close = pairs.close(threshold)
+    frames = np.intersect1d(pairs.true.frames, pairs.predicted.frames)
+    return close.select(_match_in_order(close, frames)), frames
+
+
+def _successive(matches: Pairs) -> tuple[Ints, Ints]:
+    """Return the pairs of successive matches of a true track, as indices of the first and of the second."""
+    true = matches.true.ids[matches.rows]
+    order = np.lexsort((matches.frames, true))
+    again = np.diff(true[order]) == 0
+    return order[:-1][again], order[1:][again]
+
+
+def _predicted_track(matches: Pairs, rows: Ints) -> Ints:
+    tracks: Ints = matches.predicted.ids[matches.columns[rows]]
+    return tracks
 
 
 def _match_in_order(close: Pairs, frames: Ints) -> Bools:

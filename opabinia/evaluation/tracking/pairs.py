@@ -29,15 +29,23 @@ _CHUNK = 2**20
 
 
 class Boxes(NamedTuple):
-    """Boxes in order of their frames: number of the frame (N), track (N), and left, top, right, bottom (N x 4)."""
+    """Boxes in order of their frames.
+
+    Attributes:
+        frames: number of the frame of each box (N).
+        ids: its track (N).
+        corners: left, top, right, bottom (N x 4).
+        given_ids: its track as given; ``ids`` may be numbered otherwise (N).
+    """
 
     frames: Ints
     ids: Ints
     corners: Floats
+    given_ids: Ints
 
     def select(self, mask: Bools) -> Boxes:
         """Return the boxes for which the mask (N) is true."""
-        return Boxes(self.frames[mask], self.ids[mask], self.corners[mask])
+        return Boxes(self.frames[mask], self.ids[mask], self.corners[mask], self.given_ids[mask])
 
     def numbered(self) -> Boxes:
         """Return the boxes with tracks that are numbered from 0 without gaps."""
@@ -145,10 +153,10 @@ def class_pairs(truth: TrackGroundTruth, tracks: Tracks, label: int) -> Pairs:
     """
     rows = np.argsort(truth.frames, kind="stable")
     rows = rows[np.isin(truth.labels[rows], (label, -1))]
-    annotated, roles = Boxes(truth.frames[rows], truth.ids[rows], truth.boxes[rows]), truth.roles[rows]
+    annotated, roles = _boxes(truth, rows), truth.roles[rows]
     rows = np.argsort(tracks.frames, kind="stable")
     rows = rows[tracks.labels[rows] == label]
-    predicted = Boxes(tracks.frames[rows], tracks.ids[rows], tracks.boxes[rows])
+    predicted = _boxes(tracks, rows)
 
     is_region = roles == Role.REGION
     regions, true, roles = annotated.select(is_region), annotated.select(~is_region), roles[~is_region]
@@ -160,6 +168,10 @@ def class_pairs(truth: TrackGroundTruth, tracks: Tracks, label: int) -> Pairs:
         ignored = _inside(predicted, regions)
         ignored[matched.columns] = roles[matched.rows] == Role.DISTRACTOR
     return pairs.restrict(roles == Role.COUNTED, ~ignored)
+
+
+def _boxes(tracks: Tracks | TrackGroundTruth, rows: Ints) -> Boxes:
+    return Boxes(tracks.frames[rows], tracks.ids[rows], tracks.boxes[rows], tracks.ids[rows])
 
 
 def assign(pairs: Pairs, scores: Floats) -> Bools:

@@ -9,7 +9,14 @@ import numpy as np
 
 from opabinia.contracts import DataMismatch
 from opabinia.contracts.tracking import Role, TrackGroundTruth, Tracks
-from opabinia.evaluation.tracking.clear import ClearSums, clear_counts, clear_scores, clear_sums
+from opabinia.evaluation.tracking.clear import (
+    ClearSums,
+    Switch,
+    clear_counts,
+    clear_scores,
+    clear_sums,
+    identity_switches,
+)
 from opabinia.evaluation.tracking.hota import THRESHOLDS, HotaSums, hota_scores, hota_sums
 from opabinia.evaluation.tracking.identity import IdentitySums, identity_scores, identity_sums
 from opabinia.evaluation.tracking.pairs import class_pairs
@@ -71,6 +78,14 @@ def sequence_sums(
         if len(pairs.true.ids) + len(pairs.predicted.ids):
             sums[label] = TrackSums(hota_sums(pairs), clear_sums(pairs, threshold), identity_sums(pairs, threshold))
     return SequenceSums(name, sums)
+
+
+def sequence_switches(truth: TrackGroundTruth, tracks: Tracks, classes: int, threshold: float = 0.5) -> list[Switch]:
+    """Return the identity switches of a sequence in order of their frames; arguments as in :func:`sequence_sums`."""
+    switches = [
+        switch for label in range(classes) for switch in identity_switches(class_pairs(truth, tracks, label), threshold)
+    ]
+    return sorted(switches, key=lambda switch: switch.frames[1])
 
 
 def evaluate_tracks(
