@@ -1,4 +1,4 @@
-"""The content of a report section as plain data: tables, charts, matrices and images."""
+"""The content of a report section as plain data: tables, charts, matrices, timelines and images."""
 
 from __future__ import annotations
 
@@ -90,6 +90,47 @@ class Matrix:
 
 
 @dataclass(frozen=True)
+class TimelineRow:
+    """The events of a sequence.
+
+    Attributes:
+        name: its name.
+        first, last: its first and last frame.
+        frames: frames of the events.
+    """
+
+    name: str
+    first: int
+    last: int
+    frames: Sequence[int]
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Events in sequences of frames, a line for each.
+
+    Attributes:
+        title: above it.
+        event: name of the events.
+        rows: the sequences.
+        note: for the reader.
+        max_rows: longer ones scroll.
+    """
+
+    title: str
+    event: str
+    rows: Sequence[TimelineRow]
+    note: str = ""
+    max_rows: int = 16
+    kind: str = "timeline"
+
+    def position(self, row: TimelineRow, frame: int) -> float:
+        """Return where a frame is, in thousandths of the width; the longest sequence takes all of it."""
+        longest = max(other.last - other.first for other in self.rows)
+        return 1000 * (frame - row.first) / max(1, longest)
+
+
+@dataclass(frozen=True)
 class ReportImage:
     """An image with a caption.
 
@@ -132,7 +173,7 @@ class Gallery:
     kind: str = "gallery"
 
 
-Block = Chart | Table | Matrix | Gallery
+Block = Chart | Table | Matrix | Timeline | Gallery
 
 
 @dataclass(frozen=True)

@@ -119,7 +119,10 @@ def page_of(folders: Sequence[Path], compare: Mapping[str, Path] | None = None) 
 def _chapter(letter: str, run: RunData, budget: ByteBudget) -> Chapter:
     index = read_index(run.folder, run.notes)
     evaluation = [
-        Section(name + _after(tables.get("step")), blocks_of(tables, run.classes_of(name), run.notes, name))
+        Section(
+            name + _after(tables.get("step")),
+            [*blocks_of(tables, run.classes_of(name), run.notes, name), *_images_of(run, name, budget)],
+        )
         for name, tables in run.details.items()
     ]
     run.notes += texts_of(index.get("missing"))
@@ -137,6 +140,12 @@ def _chapter(letter: str, run: RunData, budget: ByteBudget) -> Chapter:
         _data_blocks(run, index),
         [(key, _value(value), run.origins.get(key, "")) for key, value in run.config.items()],
     )
+
+
+def _images_of(run: RunData, dataset: str, budget: ByteBudget) -> list[Gallery]:
+    """Return the images that an evaluation has left beside its tables."""
+    folder = run.folder / "eval" / dataset
+    return galleries_of(folder, read_index(folder, run.notes), budget, run.notes)
 
 
 def _after(step: object) -> str:

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from opabinia.visualization.report.blocks import Block, Chart, Line, Matrix, Table
+from opabinia.visualization.report.tracking import tracking_blocks
 from opabinia.visualization.report.untrusted_json import dict_of, dicts_of, finite, number_of
 
 MAX_CLASSES = 30
@@ -159,6 +160,7 @@ def _clusters(rows: Any, classes: Classes) -> list[Block]:
 
 
 MAKERS: dict[str, Callable[[Any, Classes], list[Block]]] = {
+    "tracking": tracking_blocks,
     "confusion": _confusion,
     "precision_recall": _precision_recall,
     "retrieval": _retrieval,
