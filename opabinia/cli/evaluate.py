@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -17,8 +18,11 @@ from opabinia.cli.options import (
     Nproc,
     Overrides,
     Quiet,
+    Reid,
     RunOrRecipe,
+    Tracker,
     WeightsOrFile,
+    split_names,
 )
 from opabinia.cli.outcome import best_of, best_text, in_json, print_json, words_of
 from opabinia.cli.processes import layout, run_in_many
@@ -48,6 +52,8 @@ def evaluate(
     confidence_intervals: Annotated[
         bool, typer.Option("--confidence-intervals", help="Add 95 % bootstrap confidence intervals of the main scores.")
     ] = False,
+    tracker: Tracker = None,
+    reid: Reid = None,
     nproc: Nproc = None,
     nnodes: Nnodes = None,
     node_rank: NodeRank = None,
@@ -68,30 +74,44 @@ def evaluate(
     opabinia eval detection/coco/mask_rcnn_r50_1x --weights model_final.pkl vars.root=coco
 
     opabinia eval runs/classification/digits/default --evaluator linear_probe --evaluator knn
+
+    opabinia eval runs/detection/mot/default --tracker botsort --reid runs/reid/mot/default tracker.keep_lost=2
     """
     with report_errors(), quiet_terminal(quiet):
         overrides = [*(overrides or []), *(f"evaluate.evaluators.{name}.evaluator={name}" for name in evaluator or [])]
+        from opabinia.cli.tracking import evaluate_tracks, split_options
         from opabinia.config.paths import check_input_paths, check_run_data
 
+        tracker_words, overrides = split_options(overrides, tracker, reid, evaluator, confidence_intervals)
         check_input_paths([data] if data else [])
         folder, chosen, overrides = open_run(run, overrides, None if weights == "both" else weights)
         which = "both" if weights == "both" else chosen
         check_run_data(folder, overrides, [] if data else ["data.val"])
         ranks = layout(nproc, nnodes, node_rank, rdzv_endpoint, max_restarts=0)
         given = {"--checkpoint": checkpoint, "--split": split, "--data": data, "--name": name, "--weights": which}
+        given |= {"--tracker": tracker, "--reid": reid}
         words = [word for option, value in given.items() if value for word in (option, str(value))]
         words += ["--confidence-intervals"] * confidence_intervals
-        run_in_many(ranks, ["eval", str(folder), *overrides, *words, *words_of(quiet, as_json)])
-        from opabinia.cli.tables import print_scores
+        run_in_many(ranks, ["eval", str(folder), *overrides, *tracker_words, *words, *words_of(quiet, as_json)])
+        splits = split_names(split)
+        if tracker:
+            model, part = (folder, overrides, checkpoint, chosen), (splits, data, name)
+            return evaluate_tracks(model, part, tracker, tracker_words, reid, as_json=as_json)
         from opabinia.training.launch import evaluate as scores_of
 
-        splits = [prefix.strip() for prefix in split.split(",") if prefix.strip()]
         scores = scores_of(
             *(folder, overrides),
             checkpoint=checkpoint, weights=which, splits=splits, data=data, name=name, confidence=confidence_intervals,
         )  # fmt: skip
-        if as_json:
-            print_json({"run": str(folder), "checkpoint": checkpoint, "scores": in_json(scores)})
-        else:
-            best = best_of(folder, overrides) if checkpoint == "best" else None
-            print_scores(f"{folder} ({best_text(best) if best else checkpoint})", scores)
+        _print(folder, overrides, checkpoint, scores, as_json=as_json)
+
+
+def _print(
+    folder: Path, overrides: Sequence[str], checkpoint: str, scores: Mapping[str, float], *, as_json: bool
+) -> None:
+    from opabinia.cli.tables import print_scores
+
+    if as_json:
+        return print_json({"run": str(folder), "checkpoint": checkpoint, "scores": in_json(scores)})
+    best = best_of(folder, overrides) if checkpoint == "best" else None
+    print_scores(f"{folder} ({best_text(best) if best else checkpoint})", scores)

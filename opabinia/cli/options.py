@@ -50,6 +50,20 @@ Rerank = Annotated[
 ]
 Nearest = Annotated[int, typer.Option(min=1, help="Number of gallery images to report.")]
 
+Tracker = Annotated[
+    str | None,
+    typer.Option(
+        "--tracker",
+        metavar="NAME",
+        help="Track the objects in the validation videos, and evaluate the tracks: sort, bytetrack, ocsort, botsort.",
+        show_default=False,
+    ),
+]
+Reid = Annotated[
+    str | None,
+    typer.Option("--reid", metavar="RUN", help="A run whose model describes the appearance of objects to the tracker."),
+]
+
 Tasks = Annotated[
     str, typer.Option("--task", metavar="A,B", help="Tasks of a multi-task run; default: all.", show_default=False)
 ]

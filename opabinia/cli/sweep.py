@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from opabinia.cli.errors import option_error, report_errors
-from opabinia.cli.options import AsJson, Quiet, Recipe
+from opabinia.cli.options import AsJson, Quiet, Recipe, Reid, Tracker
 from opabinia.cli.outcome import in_json, print_json
 from opabinia.runtime.quiet import is_quiet, quiet_terminal
 
@@ -52,6 +52,8 @@ def sweep(
     ] = None,
     name: Annotated[str, typer.Option(help="Name of the sweep; its runs are NAME-000, NAME-001 ...")] = "sweep",
     out: Annotated[Path, typer.Option(help="Folder of the runs: OUT/RECIPE/NAME-000.")] = Path("runs"),
+    tracker: Tracker = None,
+    reid: Reid = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
@@ -62,8 +64,13 @@ def sweep(
     opabinia sweep classification/digits optimizer.lr=0.001,0.004 train.length=2ep,4ep
 
     opabinia sweep classification/digits "optimizer.lr=log(1e-4..1e-1)" --random 10 --seed 1
+
+    With the options of a tracker, nothing is trained: the tracker is evaluated on the validation data of a run.
+
+    opabinia sweep runs/detection/mot/default tracker.match_iou=0.1,0.2,0.3 tracker.keep_lost=1,2
     """
     with report_errors(), quiet_terminal(quiet):
+        from opabinia.cli.tracking import is_of_tracker, sweep_tracker
         from opabinia.training.sweep.record import Record
         from opabinia.training.sweep.trials import parse_space
 
@@ -75,6 +82,9 @@ def sweep(
             raise option_error("--seed", message)
         space = parse_space(words or [])
         record = Record(recipe, list(words or []), how, None if how == "grid" else seed or 0)
+        if is_of_tracker(words or [], tracker, reid):
+            options: dict[str, Any] = {"metric": metric, "better": better, "name": name, "as_json": as_json}
+            return sweep_tracker(record, space, random or optuna or 0, tracker=tracker, reid=reid, **options)
         trials, default_metric = _checked(record, space, random or optuna or 0)
 
         from opabinia.training.launch import run_folder_of

@@ -163,24 +163,29 @@ def _report_missing(contents: ReportContents, subject: str) -> Iterator[None]:
 
 def _write(folder: Path, contents: ReportContents, about: Mapping[str, Any]) -> None:
     with disk_errors(folder), temporary_folder(folder) as temporary:
-        names = (f"{number:04d}.webp" for number in range(100_000))
-        groups = [
-            {
-                "title": gallery.title,
-                "note": gallery.note,
-                "of_data": gallery.of_data,
-                "rows": [
-                    {"title": row.title, "pictures": [_save(temporary / next(names), image) for image in row.images]}
-                    for row in gallery.rows
-                ],
-            }
-            for gallery in contents.galleries
-        ]
+        groups = save_galleries(temporary, contents.galleries)
         index = {**about, "groups": groups, "counts": contents.counts}
         index |= {"batches": contents.batches, "missing": contents.missing}
         (temporary / INDEX).write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")
     if contents.missing:
         log.warning("%s", "; ".join(contents.missing))
+
+
+def save_galleries(folder: Path, galleries: Iterable[Gallery]) -> list[dict[str, Any]]:
+    """Write the images of galleries into a folder, and return the ``groups`` of its index."""
+    names = (f"{number:04d}.webp" for number in range(100_000))
+    return [
+        {
+            "title": gallery.title,
+            "note": gallery.note,
+            "of_data": gallery.of_data,
+            "rows": [
+                {"title": row.title, "pictures": [_save(folder / next(names), image) for image in row.images]}
+                for row in gallery.rows
+            ],
+        }
+        for gallery in galleries
+    ]
 
 
 def _save(path: Path, item: GalleryImage) -> dict[str, str]:

@@ -44,6 +44,7 @@ NOT_RUN = {
     r"opabinia .*--push": "an account of the Hugging Face Hub; tests/cli/test_hub_upload.py has a server",
     r"opabinia (predict RUN|track \S+) (rtsp|webcam):": "a camera; tests/inference/test_frames.py has a server",
     r"opabinia .*score_calibration": "a detector with its maps; tests/evaluation/test_score_calibration.py",
+    r"opabinia (eval|sweep|report) runs/detection/mot": "videos with tracks; tests/cli/test_tracking.py has some",
     r"opabinia .*--nnodes": "several machines; tests/faults/test_hosts.py simulates them on one",
 }
 """Commands that no test runs as written; their arguments are parsed all the same."""
