@@ -33,7 +33,7 @@ def complete(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("opabinia tr", ["train"]),
+        ("opabinia tr", ["track", "train"]),
         ("opabinia config li", ["list"]),
         ("opabinia train classification/dig", ["classification/digits"]),
         ("opabinia train mi", ["mine.yaml"]),
@@ -72,7 +72,7 @@ def test_commands_are_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert completions.from_cache("opabinia tr") is None
     completions.save_commands(completions.describe_command(typer.main.get_command(app)))
-    assert completions.from_cache("opabinia tr") == ["train"]
+    assert completions.from_cache("opabinia tr") == ["track", "train"]
     program = (
         "import sys; from opabinia.cli import main\ntry: main(['completion', '--line', 'opabinia train reid/dig'])"
     )
