@@ -61,7 +61,7 @@ Tracker = Annotated[
 ]
 Reid = Annotated[
     str | None,
-    typer.Option("--reid", metavar="RUN", help="A run whose model describes the appearance of objects to the tracker."),
+    typer.Option("--reid", metavar="RUN", help="The run of a re-identification model, for the appearance of objects."),
 ]
 
 Tasks = Annotated[

@@ -11,7 +11,8 @@ from typing import Annotated
 import typer
 
 from opabinia.cli.errors import option_error, report_errors
-from opabinia.cli.options import Changes, Checkpoint, Device, Tasks, Weights, split_names
+from opabinia.cli.options import Changes, Checkpoint, Device, Reid, Tasks, Weights, split_names
+from opabinia.cli.tracking import default_tracker
 from opabinia.cli.weights import open_run
 from opabinia.runtime.addresses import is_live
 from opabinia.runtime.local_copies import local_copy
@@ -27,10 +28,6 @@ Paths = Annotated[
         help="Videos, URLs of streams, cameras; folders of frames or of sequences. And changes, tracker.KEY=VALUE.",
         show_default=False,
     ),
-]
-ReId = Annotated[
-    str | None,
-    typer.Option("--reid", metavar="RUN", help="The run of a re-identification model, for the appearance of objects."),
 ]
 TrackerName = Annotated[
     str | None,
@@ -54,7 +51,7 @@ Resume = Annotated[
 def track(
     run: Run,
     paths: Paths,
-    reid: ReId = None,
+    reid: Reid = None,
     tracker: TrackerName = None,
     out: Out = None,
     score: Score = 0.1,
@@ -88,7 +85,7 @@ def track(
         from opabinia.training.run_folder import chosen_checkpoint, resolve
         from opabinia.training.tracking import resolve_tracking
 
-        name = tracker or ("bytetrack" if reid is None else "botsort")
+        name = tracker or default_tracker(reid)
         plugins = resolve(folder, changes or []).config.get("plugins") or ()
         tracking = resolve_tracking({"tracker": {}}, [f"tracker.name={name}", *overrides], plugins)
         streams = find_streams(words, rate)
