@@ -214,8 +214,10 @@ def sweep_tracker(
     if as_json:
         rows = [{"changes": dict(trial.changes), "scores": in_json(trial.scores or {})} for trial in ranked]
         return print_json({"record": str(path), "metric": metric, "runs": rows})
-    _print_trials([axis.key for axis in space.axes], list(dict.fromkeys([metric, *SCORES])), ranked)
-    how = f"{tracker} {'with re-ID' if reid else 'by motion only'}"
+    keys = [axis.key for axis in space.axes]
+    _print_trials(keys, list(dict.fromkeys([metric, *SCORES])), ranked)
+    compared = "trackers" if "tracker.name" in keys else tracker
+    how = f"{compared} {'with re-ID' if reid else 'by motion only'}"
     print(f"{path}: {how}; scores on the validation data that the options are compared on")
 
 

@@ -71,6 +71,7 @@ def test_sweep_prints_combinations_best_first(opabinia: Opabinia, run: Path) -> 
     as_json = json.loads(opabinia("sweep", run, *words, "--metric", "FN", "--json").out)
     missed = [trial["scores"]["FN"] for trial in as_json["runs"]]
     assert missed == sorted(missed) and missed[0] < missed[-1]
+    assert "trackers by motion only" in opabinia("sweep", run, "tracker.name=sort,ocsort", "--name", "names").out
 
 
 @pytest.mark.parametrize(
