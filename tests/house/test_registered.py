@@ -846,6 +846,7 @@ TESTED_ELSEWHERE = {
     f"{DATA}/test_annotation_tools.py": ("labelme", "cvat"),
     f"{DATA}/test_mot.py": ("mot",),
     f"{DATA}/test_track_crops.py": ("track_crops",),
+    f"{DATA}/test_identities.py": ("gallery_folders",),
     f"{DATA}/test_revisited.py": ("revisited",),
     f"{DATA}/test_cuhk03_archive.py": ("cuhk03_archive",),
     f"{DATA}/test_hugging_face.py": ("hugging_face",),

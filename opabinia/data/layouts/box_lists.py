@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import PurePosixPath
 from typing import Any
 
 from opabinia.data.decoding.images import EXTENSIONS
@@ -19,7 +20,7 @@ from opabinia.data.layouts.lists import SPLIT_COLUMNS, ImageList, find_paths, li
 from opabinia.data.layouts.pairing import split_of_path
 from opabinia.data.layouts.readings import check_training, make_layout
 from opabinia.data.sources.annotation_errors import ErrorCollector
-from opabinia.data.sources.box_lists import Corners, parse_box
+from opabinia.data.sources.box_lists import Corners, expand_objects, parse_box
 from opabinia.data.sources.file_names import sort_names
 from opabinia.data.sources.image_headers import read_sizes
 from opabinia.data.sources.list_files import listed_path, read_rows
@@ -75,6 +76,8 @@ def read_box_lists(folder: Folder) -> Iterator[Layout]:
     """
     names = list_files(folder) if folder.only is None else [folder.only]
     found = [boxes for name in names if (boxes := _read(folder, name)) is not None]
+    if any(_is_region(boxes) for boxes in found):
+        return
     by_split: dict[str | None, list[_Boxes]] = defaultdict(list)
     for boxes in found:
         by_split[split_of_path(boxes.table.name)].append(boxes)
@@ -102,6 +105,21 @@ def read_box_lists(folder: Folder) -> Iterator[Layout]:
     yield make_layout("boxes", "detection", description, sections, notes=[*notes, *_others(folder, [*named.values()])])
 
 
+def _is_region(boxes: _Boxes) -> bool:
+    """Return whether boxes are regions of images in class folders: one in each image, of the class of its folder, or of
+    none in a list in the folder of a class."""
+    table = boxes.table
+    paths = [str(path) for path in table.values(table.path)]
+    if len({*paths}) < len(paths):
+        return False
+    parents = [PurePosixPath(table.root, path).parent.name for path in paths]
+    if boxes.label is None:
+        of_list = PurePosixPath(table.name).parent.name
+        return bool(of_list) and split_of(of_list) is None and of_list in PurePosixPath(table.name).stem
+    pairs = zip(parents, map(str, table.values(boxes.label)), strict=True)
+    return all(a == b or (a.isdecimal() and b.isdecimal() and int(a) == int(b)) for a, b in pairs)
+
+
 def _one_list(folder: Folder, boxes: _Boxes, name: str = "boxes") -> Iterator[Layout]:
     """Yield the reading of one list, which may have a column with the split."""
     table, section = boxes.table, boxes.section(folder)
@@ -122,7 +140,7 @@ def _others(folder: Folder, lists: Sequence[_Boxes]) -> Sequence[str]:
     """Return a remark on what is not read."""
     used = {part.partition("/")[0] for boxes in lists for part in (boxes.table.name, boxes.table.root)}
     if any(not boxes.table.root for boxes in lists):
-        used |= {*folder.folders}
+        used |= {*folder.folders, *folder.named(*EXTENSIONS)}
     return folder.others(used)
 
 
@@ -142,9 +160,13 @@ def _is_empty(row: Mapping[str, Any], columns: Sequence[str]) -> bool:
 
 
 def _rows(folder: Folder, name: str, options: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a list, or of the objects in them."""
+    given = dict(options)
+    objects = given.pop("objects", None)
     file = folder.path / name
     columns = parquet_columns(file, nested=True) if name.lower().endswith(".parquet") else ()
-    yield from (row for _, row in read_rows(file, columns, **options))
+    for _, row in read_rows(file, columns, **given):
+        yield from [row] if objects is None else expand_objects(row, objects, _object_keys(row[objects]))
 
 
 # --- one list ---------------------------------------------------------------------------------------------------------
@@ -160,6 +182,10 @@ def _read(folder: Folder, name: str) -> _Boxes | None:
     rows: list[dict[str, Any]] = []
     with suppress(ValueError):  # the source reports the line, if it is a list of boxes
         rows.extend(islice(_rows(folder, name, options), _SAMPLED))
+    if rows and (objects := next((key for key, value in rows[0].items() if _holds_objects(value)), None)):
+        keys = sorted({key for row in rows for key in _object_keys(row[objects])})
+        rows = [entry for row in rows for entry in expand_objects(row, objects, keys)]
+        options = {"objects": objects}
     columns = box_columns(list(rows[0])) if rows else None
     table = find_paths(folder, name, rows) if columns is not None else None
     if columns is None or table is None:
@@ -176,6 +202,16 @@ def _read(folder: Folder, name: str) -> _Boxes | None:
     if options.get("separator") in (",", "\t") and not name.lower().endswith(".txt"):
         del options["separator"]
     return _Boxes(table, columns, label, format, relative, options, notes)
+
+
+def _object_keys(value: Any) -> list[str]:
+    """Return the names of what an entry with objects says of them."""
+    entries = value if isinstance(value, list) else [value]
+    return [key for entry in entries if isinstance(entry, dict) for key in entry]
+
+
+def _holds_objects(value: Any) -> bool:
+    return any(key.lower() in ("bbox", "box", "boxes", "bboxes") for key in _object_keys(value))
 
 
 def _box(row: Mapping[str, Any], columns: Sequence[str]) -> list[float] | None:

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any
 
 from opabinia.data.decoding.images import EXTENSIONS as IMAGES
 from opabinia.data.decoding.video import EXTENSIONS as VIDEOS
-from opabinia.data.layouts.folder import DoubtfulLayout, Folder, UnreadableLayout, listed, split_of
+from opabinia.data.layouts.folder import DoubtfulLayout, Folder, UnreadableLayout, listed, split_in, split_of
 from opabinia.data.layouts.identities import identity_layout, may_be_identities
+from opabinia.data.layouts.images import unread_annotations
 from opabinia.data.layouts.layout import Layout, TaskName
 from opabinia.data.layouts.pairing import PARTS, is_dataset
 from opabinia.data.layouts.readings import make_layout
+from opabinia.data.sources.folder import find_files, select_listed
 from opabinia.runtime.text import plural
 
 _ASKED = 50
 """Folders that are looked at to see what classes are, at most."""
+
+
+_PART = re.compile(r"(^|[_ -])(part|images?|imgs?|chunk|batch)[_ -]?\d+$", re.IGNORECASE)
+"""Names of folders that many images are divided into."""
 
 
 @dataclass(frozen=True)
@@ -42,10 +50,12 @@ class _Split:
     Attributes:
         folder: holds them.
         classes: names of those with files.
+        list_file: names the files that are in the split; empty: all.
     """
 
     folder: Folder
     classes: Sequence[str]
+    list_file: str = ""
 
 
 def read_class_folders(folder: Folder) -> Iterator[Layout]:
@@ -118,14 +128,34 @@ def _find_splits(folder: Folder, kind: _Kind) -> dict[str, _Split] | None:
     train_split = found["train"]
     direct = train_split.folder.named(*kind.suffixes)
     if len(train_split.classes) > 1:
-        return found
+        return found if len(found) > 1 else _listed_splits(train_split, kind) or found
     name = train_split.classes[0]
-    if not direct and train_split.folder.sub(name).named(*kind.suffixes):
+    if not direct and train_split.folder.sub(name).named(*kind.suffixes) and not unread_annotations(folder):
+        without = f" Without labels: {folder.command('--task', 'selfsup')}" if kind is _IMAGES else ""
         raise DoubtfulLayout(
             f"{train_split.folder.text} has one folder with {kind.noun}s, {name}; expected a folder for each of at "
-            f"least two classes. Without labels: {folder.command('--task', 'selfsup')}"
+            f"least two classes.{without}"
         )
     return None
+
+
+def _listed_splits(whole: _Split, kind: _Kind) -> dict[str, _Split]:
+    """Return the splits that text files list, one for each, of files in the same class folders; of several lists of a
+    split the first. None without one for training."""
+    top, found = whole.folder.top, dict[str, _Split]()
+    names = [f"{place}/{name}".lstrip("/") for place in top.places((".txt",)) for name in top.sub(place).named(".txt")]
+    known: list[bytes] = []
+    for name in names[:_ASKED]:
+        split = split_in(name.rpartition("/")[2][:-4])
+        if split is None or split in found:
+            continue
+        known = known or [
+            path for folder in whole.classes for path in find_files(whole.folder.path, folder, kind.suffixes)
+        ]
+        with suppress(ValueError):  # it lists something else
+            select_listed(top.path / name, known)
+            found[split] = replace(whole, list_file=top.at(name))
+    return found if "train" in found and len(found) > 1 else {}
 
 
 def _check_depth(folder: Folder, classes: Sequence[str]) -> None:
@@ -152,7 +182,11 @@ def _classes(folder: Folder, kind: _Kind) -> list[str]:
     skipped = {*folder.splits.values()}
     names = [name for name in folder.folders if name not in skipped and split_of(name) is None]
     found = [name for name in names if name.lower() not in PARTS and folder.sub(name).holds(kind.suffixes)]
-    return found if len(found) >= len(names) / 2 else []
+    return (
+        found
+        if len(found) >= len(names) / 2 and not all(split_in(name) or _PART.search(name) for name in found)
+        else []
+    )
 
 
 def _layout(folder: Folder, splits: Mapping[str, _Split], kind: _Kind) -> Layout:
@@ -166,25 +200,31 @@ def _layout(folder: Folder, splits: Mapping[str, _Split], kind: _Kind) -> Layout
     notes = [*folder.others([*read, *(folder.folders if train.folder is folder else ())])]
     if direct := train.folder.named(*kind.suffixes):
         notes.append(f"{train.folder.text}: {plural(len(direct), kind.noun)} outside of the class folders are not read")
-    sections = {name: _section(split, train.classes, kind, notes) for name, split in splits.items()}
+    sections = {name: _section(name, split, train.classes, kind, notes) for name, split in splits.items()}
     description = _description(splits, f"class folders of {kind.noun}s")
     return make_layout(kind.name, kind.task, description, sections, notes=notes)
 
 
 def _description(splits: Mapping[str, _Split], noun: str) -> str:
     places = [os.path.basename(split.folder.text) for split in splits.values()]
+    if lists := [os.path.basename(split.list_file) for split in splits.values() if split.list_file]:
+        return f"{len(splits['train'].classes)} {noun}, with splits in {listed(lists)}"
     where = "in one folder" if len(places) == 1 else f"in {', '.join(f'{place}/' for place in places)}"
     return f"{len(splits['train'].classes)} {noun} {where}"
 
 
-def _section(split: _Split, classes: Sequence[str], kind: _Kind, notes: list[str]) -> dict[str, Any]:
+def _section(name: str, split: _Split, classes: Sequence[str], kind: _Kind, notes: list[str]) -> dict[str, Any]:
     """Return the source of a split.
 
     Raises:
         UnreadableLayout: it has classes that there are none of to train on.
     """
     folder, present = split.folder, split.classes
-    if new := [name for name in present if name not in classes]:
+    new = [cls for cls in present if cls not in classes]
+    if new and name == "test" and len(new) < len(present):  # nothing is learned from it
+        notes.append(f"{folder.text}: {listed(new)} are no classes of the training data, and not read")
+        present = [cls for cls in present if cls in classes]
+    elif new:
         raise UnreadableLayout(
             f"{folder.at(new[0])}: {listed(new)} of {folder.text} are no classes of the training data "
             f"({listed(classes)}); expected the same folders"
@@ -194,6 +234,8 @@ def _section(split: _Split, classes: Sequence[str], kind: _Kind, notes: list[str
         section["classes"] = list(present)
         empty = [name for name in folder.folders if name not in present and not folder.sub(name).holds(kind.suffixes)]
         notes += [f"{folder.text}: not read, since they hold no {kind.noun}: {listed(empty)}"] if empty else []
+    if split.list_file:
+        section["list_file"] = split.list_file
     if list(classes) == list(present):
         return section
     missing = [name for name in classes if name not in present]

@@ -15,6 +15,7 @@ from opabinia.data.layouts.folder import Folder, UnreadableLayout, listed, split
 from opabinia.data.layouts.layout import Layout, TaskName
 from opabinia.data.layouts.pairing import above, split_of_path
 from opabinia.data.layouts.readings import check_training, convert, make_layout, with_alternatives, with_masks
+from opabinia.data.sources.list_files import listed_path
 
 _PARSED = 1 << 25
 """Files of at most so many bytes are parsed, to report broken ones; in larger ones words are searched."""
@@ -140,7 +141,9 @@ def _search(folder: Folder, name: str) -> tuple[set[str], list[str]]:
     if not any(isinstance(row, dict) and row.get("keypoints") for row in content.get("categories") or ()):
         words -= {"keypoints"}
     images = [row for row in content["images"][:20] if isinstance(row, dict)]
-    return words, [str(row.get("file_name") or "/".join(str(row.get("coco_url")).split("/")[-2:])) for row in images]
+    urls = ("/".join(str(row.get("coco_url")).split("/")[-2:]) for row in images)
+    names = (str(row.get("file_name") or url) for row, url in zip(images, urls, strict=True))
+    return words, [listed_path(name, "") for name in names]
 
 
 def _image_folder(folder: Folder, name: str, split: str | None, names: Sequence[str]) -> str:
@@ -152,6 +155,7 @@ def _image_folder(folder: Folder, name: str, split: str | None, names: Sequence[
     whole, place = folder.whole, above(name)
     own = [sub for sub in whole.folders if split is not None and split_of(sub) == split]
     near = [place, f"{place}/images"] if place else []
+    near += [inner for inner in whole.places() if split is not None and split_of_path(inner) == split]
     outside = [f"../{sub}" for sub in ("", "images", *_siblings(folder))] if folder.only else []
     root = whole.root_of(names, [*own, *near, "", "images", *outside])
     if root is not None:

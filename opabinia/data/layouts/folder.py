@@ -23,7 +23,7 @@ SPLITS = {
 
 ANNOTATIONS = re.compile(
     r"mask|(?<!un)label|annot|segm|ground.?truth|target|^maps?|(^|[_ -])maps?($|[_ -])|[_ -](seg|gts?)$|"
-    r"^(seg|gts?)$|panoptic",
+    r"^(seg|gts?)$|panoptic|manual",
     re.IGNORECASE,
 )
 """Names of folders of segmentation maps and other annotations."""
@@ -39,6 +39,9 @@ MAX_DEPTH = 5
 
 MAX_FOLDERS = 100_000
 """Folders that are listed, at most: more are no dataset, but a disk."""
+
+_SKIPPED = ("__MACOSX",)
+"""Folders that archives of macOS add."""
 
 _DATA = (*IMAGES, ".csv", ".tsv", ".json", ".jsonl", ".parquet", ".xml", ".yaml", ".yml", ".tar", ".zip", ".gz")
 """Suffixes of files that are mentioned if they are not read."""
@@ -57,7 +60,7 @@ def split_of(name: str) -> str | None:
     return next((split for split, names in SPLITS.items() if name.lower() in names), None)
 
 
-_JOINED = re.compile(r"(set|data|images?|imgs?|split|annot(ation)?s?|labels?|masks?|gts?)$")
+_JOINED = re.compile(r"(set|data|images?|imgs?|split|list\d*|annot(ation)?s?|labels?|masks?|gts?)$")
 """Ends of words such as ``trainset`` and ``valannot``."""
 
 
@@ -98,7 +101,7 @@ class Folder:
         try:
             with os.scandir(self.path) as entries:
                 for entry in entries:
-                    if not entry.name.startswith(".") and not _leads_nowhere(entry):
+                    if not entry.name.startswith(".") and entry.name not in _SKIPPED and not _leads_nowhere(entry):
                         (folders if entry.is_dir() else files).append(entry.name)
         except OSError as error:
             place = shown_path(os.fsdecode(error.filename or self.path))
@@ -114,6 +117,11 @@ class Folder:
     def folders(self) -> tuple[str, ...]:
         """Names of the folders; none if a single file was given."""
         return self._entries[1] if self.only is None else ()
+
+    @property
+    def top(self) -> Folder:
+        """The folder that was given."""
+        return self._top
 
     @cached_property
     def whole(self) -> Folder:

@@ -17,6 +17,7 @@ _SAMPLED = 100
 _NUMBERED = re.compile(r"(?:[a-z]{1,3}|id|pid|person|identity|object|vehicle|subject)?[ _-]?\d+", re.IGNORECASE)
 """Names of folders such as 0007, p12 or id_3."""
 
+_QUERIES = ("query", "queries", "probe")
 _LISTED = {
     "msmt17": ("list_train.txt", "list_query.txt", "list_gallery.txt"),
     "cuhk03": ("images_labeled", "splits_new_labeled.json"),
@@ -45,9 +46,19 @@ def read_named_identities(folder: Folder) -> Iterator[Layout]:
     veri = ["image_train", "image_query", "image_test"]
     if all(name in folder.folders for name in veri):
         yield _test_layout(folder, "veri", veri, "named <identity>_c<camera>")
+    parts = {"train": folder.splits.get("train"), "query": folder.find(*_QUERIES), "gallery": folder.find("gallery")}
+    found = [name for name in parts.values() if name is not None]
+    if len(found) == len(parts) and all(folder.sub(name).holds() for name in found):
+        options = {part: name for part, name in parts.items() if name != part}
+        yield _test_layout(folder, "gallery_folders", found, "in folders or names of files", **options)
     for source, files in _LISTED.items():
-        if folder.only is None and all(folder.has(name) for name in files):
+        if folder.only is None and all(folder.has(name) for name in files) and _is_listed(folder, source):
             yield _test_layout(folder, source, [*folder.folders, *folder.files], f"listed in {files[-1]}")
+
+
+def _is_listed(folder: Folder, source: str) -> bool:
+    """Return whether the list of a source has its format, where other datasets have one of the same name."""
+    return source != "in_shop" or "evaluation_status" in folder.head(_LISTED[source][0], 1 << 10)
 
 
 def _test_layout(folder: Folder, source: str, used: Sequence[str], how: str, **options: Any) -> Layout:

@@ -13,7 +13,7 @@ from opabinia.data.layouts.folder import WALKED, Folder, UnreadableLayout, liste
 from opabinia.data.layouts.layout import Layout
 from opabinia.data.layouts.map_values import LOSSLESS, read_values
 from opabinia.data.layouts.readings import make_layout
-from opabinia.data.sources.folder import NAMED_CLASS
+from opabinia.data.sources.folder import CLASS_AT_END, NAMED_CLASS
 from opabinia.runtime.text import plural
 
 _ANNOTATIONS = (".json", ".xml", ".csv", ".tsv", ".jsonl", ".parquet", ".mat", ".h5", ".npy", ".npz")
@@ -34,33 +34,37 @@ def read_images(folder: Folder) -> Iterator[Layout]:
 
 
 def read_named_classes(folder: Folder) -> Iterator[Layout]:
-    """Yield the reading of images in one folder, or in folders of splits, whose names begin with what may be a class,
-    ``cat.1.jpg`` and ``pug_2.jpg``, and that of images without labels."""
+    """Yield the reading of images in one folder, or in folders of splits, whose names begin or end with what may be a
+    class, ``cat.1.jpg`` or ``img1_cat.jpg``, and that of images without labels."""
     if folder.only is not None or unread_annotations(folder):
         return
     splits = {split: name for split, name in folder.splits.items() if folder.sub(name).named(*EXTENSIONS)}
     places = splits if "train" in splits else {"train": ""}
-    counts = {split: _classes_in_names(folder.sub(place)) for split, place in places.items()}
-    classes = sorted(counts["train"])
-    total = counts["train"].total()
-    if not 2 <= len(classes) <= total / 5 or any(set(found) != set(classes) for found in counts.values()):
-        return
-    sections = {split: {"name": "named_images", "root": folder.at(place)} for split, place in places.items()}
-    description = f"{plural(len(classes), 'class', 'es')} that names of files begin with: {listed(classes)}"
-    notes = folder.others([place for place in places.values() if place])
-    yield make_layout("file_names", "classification", description, sections, notes=notes if splits else ())
-    yield from read_images(folder)
+    for position, pattern in (("begin", NAMED_CLASS), ("end", CLASS_AT_END)):
+        found = {split: _classes_in_names(folder.sub(place), pattern) for split, place in places.items()}
+        counts = {split: count for split, count in found.items() if split != "test" or count}  # it may have no labels
+        classes = sorted(counts["train"])
+        same = all({*count} == {*classes} for count in counts.values())
+        if same and 2 <= len(classes) <= counts["train"].total() / 5:
+            section = {"name": "named_images"} | ({"position": "end"} if position == "end" else {})
+            sections = {split: {**section, "root": folder.at(places[split])} for split in counts}
+            number = plural(len(classes), "class", "es")
+            description = f"{number} that names of files {position} with: {listed(classes)}"
+            notes = folder.others([places[split] for split in counts]) if splits else ()
+            yield make_layout("file_names", "classification", description, sections, notes=notes)
+            yield from read_images(folder)
+            return
 
 
-def _classes_in_names(folder: Folder) -> Counter[str]:
-    """Return the number of images of each class that names of files begin with; none unless all do."""
-    matches = [NAMED_CLASS.fullmatch(name.rpartition(".")[0]) for name in folder.named(*EXTENSIONS)]
+def _classes_in_names(folder: Folder, pattern: re.Pattern[str]) -> Counter[str]:
+    """Return the number of images of each class that names of files begin or end with; none unless all do."""
+    matches = [pattern.fullmatch(name.rpartition(".")[0]) for name in folder.named(*EXTENSIONS)]
     return Counter(match[1] for match in matches if match) if all(matches) else Counter()
 
 
 def unread_annotations(folder: Folder) -> list[str]:
     """Return files that may be annotations of the images."""
-    files = folder.tree(_ANNOTATIONS, 1000)
+    files = [name for name in folder.tree(_ANNOTATIONS, 1000) if "submission" not in name.lower()]
     images = folder.tree(EXTENSIONS, 10_000)
     texts = folder.tree((".txt",), 1000)
     if len(texts) <= len(images) / 2:

@@ -4,31 +4,35 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from opabinia.data.decoding.images import EXTENSIONS as IMAGES
 from opabinia.data.layouts.box_columns import box_columns
-from opabinia.data.layouts.folder import Folder, UnreadableLayout, listed, split_of
+from opabinia.data.layouts.folder import DoubtfulLayout, Folder, UnreadableLayout, listed, split_of
 from opabinia.data.layouts.layout import Layout
 from opabinia.data.layouts.pairing import Place, above, locate, split_of_path
 from opabinia.data.layouts.readings import check_training, make_layout
 from opabinia.data.sources.file_names import sort_names
-from opabinia.data.sources.list_files import read_rows
+from opabinia.data.sources.list_files import listed_path, read_rows
 from opabinia.data.sources.table import SUBSETS
 
 _SAMPLED = 1000
 """Rows that are read to recognize columns."""
 LABELS = (
     *("label", "labels", "class", "classes", "class_name", "category", "target", "tags", "species", "breed"),
-    *("label_name", "classname", "y", "diagnosis", "name"),
+    *("label_name", "classname", "y", "diagnosis", "dx", "choice", "name"),
 )
+_LABEL = re.compile(r"label|class|categor|diagnos|breed|species", re.IGNORECASE)
+"""Names of columns of labels, if one column has such a name."""
 _IDENTITIES = ("identity", "pid", "person_id", "individual_id", "vehicle_id", "identity_id", "object_id", "person")
 _CAMERAS = ("camera", "camid", "cam", "camera_id", "cam_id")
 SPLIT_COLUMNS = ("split", "subset", "set", "partition", "phase", "usage")
+_SIZES = ("width", "height", "image_width", "image_height")
 _FILES = 50
 """Lists that are looked at, at most."""
 _SEPARATORS = ("|", ";", ",", " ")
@@ -43,12 +47,14 @@ class ImageList:
         path: the column of paths.
         place: where the images are.
         rows: the first ones.
+        header: names of the columns, if the list has no line with them.
     """
 
     name: str
     path: str
     place: Place
     rows: Sequence[Mapping[str, Any]]
+    header: Sequence[str] = ()
 
     @property
     def root(self) -> str:
@@ -70,6 +76,8 @@ class ImageList:
         if self.root != above(self.name):
             section["root"] = folder.at(self.root)
         given = {"path": self.path, "prefix": self.place.prefix, "suffix": self.place.suffix}
+        section |= {"folders": list(self.place.folders)} if self.place.folders else {}
+        section |= {"header": list(self.header)} if self.header else {}
         return section | {key: value for key, value in given.items() if value not in ("", "path")}
 
 
@@ -80,7 +88,7 @@ def read_lists(folder: Folder) -> Iterator[Layout]:
         UnreadableLayout: it is not clear which column has the labels, or the lists of splits do not fit together.
     """
     tables = [table for name in list_files(folder) if (table := _read_list(folder, name)) is not None]
-    tables = [table for table in tables if not _repeats_folders(folder, table)]
+    tables = [table for table in tables if not (_repeats_folders(folder, table) or _describes_classes(folder, table))]
     if not tables:
         return
     if any(table.column(_IDENTITIES) for table in tables):
@@ -113,8 +121,9 @@ SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".txt")
 
 
 def list_files(folder: Folder) -> list[str]:
-    """Return the paths of files that may be lists, some of each folder."""
+    """Return the paths of files that may be lists, some of each folder; answers for a competition are none."""
     files = [f"{place}/{name}".lstrip("/") for place in folder.places(SUFFIXES) for name in _some(folder.sub(place))]
+    files = [name for name in files if "submission" not in name.lower()]
     return files[:_FILES]
 
 
@@ -136,13 +145,35 @@ def _read_list(folder: Folder, name: str) -> ImageList | None:
     with suppress(ValueError):  # the source reports the line if it is a list of images
         if columns or not name.lower().endswith(".parquet"):
             rows.extend(row for _, row in islice(read_rows(file, columns), _SAMPLED))
-    return find_paths(folder, name, rows) if rows and not box_columns(list(rows[0])) else None
+    if not rows or box_columns(list(rows[0])) or _is_box_row(rows[0]):
+        return None
+    if any(isinstance(value, dict) for value in rows[0].values()):  # objects of each image
+        return None
+    header: Sequence[str] = ()
+    if name.lower().endswith((".csv", ".tsv")) and any(cell.strip().lower().endswith(IMAGES) for cell in rows[0]):
+        cells = [[*rows[0]], *([*row.values()] for row in rows)]
+        header = [f"column_{number}" for number in range(1, len(rows[0]) + 1)]
+        rows = [dict(zip(header, row, strict=True)) for row in cells]
+    table = find_paths(folder, name, rows)
+    if table is None or len(table.rows) < _SAMPLED:
+        return table and replace(table, header=header)
+    every = [str(row[table.path]) for _, row in read_rows(file, [table.path], header=header or None)]
+    place = locate(folder, every[:: len(every) // _SAMPLED], _split_of_file(name))
+    return replace(table, header=header, place=place or table.place)
+
+
+def _is_box_row(cells: Iterable[str]) -> bool:
+    """Return whether the first line of a list has an image and a box, and no names of columns."""
+    texts = [cell.strip().lower() for cell in cells]
+    return sum(text.isdecimal() for text in texts) >= 4 and any(text.endswith(IMAGES) for text in texts)
 
 
 def find_paths(folder: Folder, name: str, rows: Sequence[Mapping[str, Any]]) -> ImageList | None:
     """Return a list with its column of paths of images; None if it has none."""
-    for column in rows[0]:
-        values = [str(row.get(column) or "").strip() for row in rows[:20]]
+    columns = {column: [str(row.get(column) or "").strip() for row in rows[:20]] for column in rows[0]}
+    suffixed = [column for column, values in columns.items() if all(value.lower().endswith(IMAGES) for value in values)]
+    for column in dict.fromkeys([*suffixed, *columns]):
+        values = columns[column]
         place = locate(folder, values, _split_of_file(name)) if all(values) else None
         if place is not None:
             return ImageList(name, column, place, rows)
@@ -150,13 +181,23 @@ def find_paths(folder: Folder, name: str, rows: Sequence[Mapping[str, Any]]) -> 
 
 
 def _repeats_folders(folder: Folder, table: ImageList) -> bool:
-    """Return whether the labels in a list are the names of the folders of the images, or it has none: then the folders
-    are read."""
+    """Return whether the labels in a list are the folders of the images, by name or one for each, or it has none: then
+    the folders are read."""
     parents = [PurePosixPath(table.root, str(value)).parent.name for value in table.values(table.path)]
     if len({*parents}) < 2 or table.column(_IDENTITIES):
         return False
     options = _label_options(folder, table, needed=False)
-    return options is None or parents == table.values(options.get("label", "label"))
+    if options is None:
+        return True
+    pairs = {*zip(parents, map(str, table.values(options.get("label", "label"))), strict=True)}
+    return len(pairs) == len({*parents}) == len({label for _, label in pairs})
+
+
+def _describes_classes(folder: Folder, table: ImageList) -> bool:
+    """Return whether a list has an image for each class, of many more images."""
+    named = [table.values(name) for name in table.rows[0] if name != table.path and _LABEL.search(name)]
+    distinct = any(len({*map(str, values)}) == len(values) for values in named)
+    return distinct and len(table.rows) < len(folder.whole.images_by_name) / 8
 
 
 def parquet_columns(file: Path, *, nested: bool = False) -> list[str]:
@@ -197,31 +238,42 @@ def _label_options(folder: Folder, table: ImageList, *, needed: bool = True) -> 
         UnreadableLayout: it is not clear which column has them.
     """
     column = table.column(LABELS)
-    others = [name for name in table.rows[0] if name != table.path and name.lower() not in SPLIT_COLUMNS]
+    others = [name for name in table.rows[0] if name != table.path and name.lower() not in (*SPLIT_COLUMNS, *_SIZES)]
     if column is None:
-        marks = [
-            name
-            for name in others
-            if {str(value).removesuffix(".0") for value in table.values(name)} <= {"0", "1", "-1"}
-        ]
+        marks = [name for name in others if _marks(table.values(name)) <= {"0", "1", "-1"}]
         if len(marks) >= 2:
-            counts = {sum(str(row[name]).startswith("1") for name in marks) for row in table.rows}
+            counts = {sum(str(row[name]).strip().startswith("1") for name in marks) for row in table.rows}
             return {"label_columns": marks} | ({"multi_label": True} if counts != {1} else {})
         repeated = [name for name in others if _is_repeated(table.values(name))]
+        called = [name for name in repeated if _LABEL.search(name)]
+        repeated = called if len(called) == 1 else repeated
         if len(repeated) > 1 and needed:
             raise UnreadableLayout(
                 f"{folder.at(table.name)}: the columns {listed(repeated)} may be the labels; call one of them label"
             )
         column = repeated[0] if len(repeated) == 1 else None
-    if column is None:
-        if needed:
-            raise UnreadableLayout(
-                f"{folder.at(table.name)} has paths of images ({table.path}), and no column with labels among "
-                f"{listed(others) or 'its columns'}; call it label"
+    if column is None and needed:
+        numbers = [name for name in others if all(_is_number(value) for value in table.values(name))]
+        found = f"{folder.at(table.name)} has paths of images ({table.path}), and no column with labels"
+        if numbers:
+            raise DoubtfulLayout(
+                f"{found}: {listed(numbers)} has numbers, which are not predicted (regression); ranges of them can be "
+                "classes in a column label"
             )
+        raise DoubtfulLayout(f"{found} among {listed(others) or 'its columns'}; call it label")
+    if column is None:
         return None
     named = {"label": column} if column != "label" else {}
     return named | _several(column, table.values(column))
+
+
+def _marks(values: Sequence[Any]) -> set[str]:
+    """Return the texts in a column, of numbers without a fraction of zero."""
+    return {str(value).strip().removesuffix(".0") for value in values}
+
+
+def _is_number(value: Any) -> bool:
+    return re.fullmatch(r"-?\d+(\.\d*)?(e-?\d+)?", str(value).strip().lower()) is not None
 
 
 def _is_repeated(values: Sequence[Any]) -> bool:
@@ -239,10 +291,11 @@ def _several(column: str, values: Sequence[Any]) -> dict[str, Any]:
         return {"multi_label": True}
     texts = {str(value).strip() for value in values if value is not None}
     for separator in _SEPARATORS:
-        if separator == " " and column.lower() not in ("labels", "tags"):
-            continue
         parts = {part.strip() for text in texts for part in text.split(separator)}
-        if any(separator in text for text in texts) and len(parts) < len(texts):
+        numbered = all(part.isdecimal() for part in parts)
+        if separator == " " and column.lower() not in ("labels", "tags") and not numbered:
+            continue
+        if any(separator in text for text in texts) and (numbered or separator == "|" or len(parts) < len(texts)):
             return {"multi_label": True, "separator": separator}
     return {"multi_label": True} if any(value in (None, "") for value in values) else {}
 
@@ -264,7 +317,11 @@ def _one_list(folder: Folder, table: ImageList) -> Iterator[Layout]:
 
 
 def _top_folders(table: ImageList) -> set[str]:
-    return {str(value).partition("/")[0] for value in table.values(table.path)} if not table.root else set()
+    """Return the files and folders of images in the folder itself."""
+    if table.root:
+        return set()
+    names = [listed_path(str(value), table.place.prefix) + table.place.suffix for value in table.values(table.path)]
+    return {name.partition("/")[0] for name in (*names, *table.place.folders)}
 
 
 def _split_lists(folder: Folder, by_split: Mapping[str, ImageList]) -> Iterator[Layout]:

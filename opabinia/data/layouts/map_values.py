@@ -13,7 +13,7 @@ import numpy as np
 
 from opabinia.contracts import IGNORE_LABEL
 from opabinia.data.layouts.class_names import ClassNames
-from opabinia.data.layouts.folder import UnreadableLayout
+from opabinia.data.layouts.folder import DoubtfulLayout, UnreadableLayout
 from opabinia.data.sources.segmentation_base import Color, read_map
 
 LOSSLESS = (".png", ".tif", ".tiff", ".bmp", ".gif", ".pgm", ".ppm", ".webp")
@@ -121,7 +121,7 @@ def _nearest(
     if main is None:
         kind = f"{len(found.colors)} different colors" if found.colors else f"{len(found.gray)} different gray values"
         reason = "JPEG changes the values in maps" if found.lossy else "label maps have one for each class"
-        raise UnreadableLayout(
+        raise (DoubtfulLayout if found.lossy else UnreadableLayout)(
             f"{where}: {found.opened} maps have {kind}; {reason}: save them without interpolation and as PNG, with "
             "labels from 0"
         )

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import re
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import permutations
 from pathlib import PurePosixPath
@@ -26,7 +27,7 @@ from opabinia.data.layouts.folder import (
 )
 from opabinia.data.layouts.layout import Layout
 from opabinia.data.layouts.map_values import LOSSLESS, class_options, looks_like_maps, read_values
-from opabinia.data.layouts.pairing import several, split_of_path
+from opabinia.data.layouts.pairing import split_of_path
 from opabinia.data.layouts.readings import Sections, check_training, make_layout
 from opabinia.runtime.text import plural
 
@@ -81,21 +82,26 @@ def read_maps(folder: Folder) -> Iterator[Layout]:
     check_training(folder, {split: {} for split in places}, "expected a folder train")
     if not places:
         return
-    paths = [path for place in places.values() for path in place.maps(folder)]
+    pairs = [place for group in places.values() for place in group]
+    paths = [path for place in pairs for path in place.maps(folder)]
     found = read_values(paths)
-    train = places["train"]
+    train = places["train"][0]
     where = folder.sub(train.root).at(train.labels)
-    below = [name for place in places.values() for name in (place.root, f"{place.root}/{place.labels}".strip("/"))]
+    below = [name for place in pairs for name in (place.root, f"{place.root}/{place.labels}".strip("/"))]
     given = find_class_names(folder, below)
     options, notes = class_options(where, found, given)
-    sections = {split: place.section(folder) | options for split, place in places.items()}
-    lists, remarks = ({}, []) if len(places) > 1 else _lists(folder, train)
+    sections: dict[str, dict[str, Any]] = {}
+    for split, group in places.items():
+        parts = [place.section(folder) | options for place in group]
+        sections[split] = parts[0] if len(parts) == 1 else {"name": "concat", "sources": parts}
+    lists, remarks = ({}, []) if len(pairs) > 1 else _lists(folder, train)
     if lists:
         sections = {split: sections["train"] | {"list_file": name} for split, name in lists.items()}
-    used = {part.partition("/")[0] for place in places.values() for part in (place.root, place.images, place.labels)}
+    used = {part.partition("/")[0] for place in pairs for part in (place.root, place.images, place.labels)}
     used |= {given[1]} if given else set()
     used |= {name.partition("/")[0] for name in lists.values()}
     description = f"{plural(len(paths), 'segmentation map')} of {plural(len(options['classes']), 'class', 'es')}"
+    description += f" in {len(pairs)} folders" if len(pairs) > len(places) else ""
     yield make_layout(
         "maps",
         "segmentation",
@@ -109,8 +115,14 @@ def read_maps(folder: Folder) -> Iterator[Layout]:
 # --- folders ----------------------------------------------------------------------------------------------------------
 
 
-def _split_places(folder: Folder) -> dict[str, _Place]:
-    """Return where images and maps of each split are."""
+def _split_places(folder: Folder) -> dict[str, list[_Place]]:
+    """Return where images and maps of each split are, several folders of both if there are some below those of none."""
+    found = {split: [place] for split, place in _one_place(folder).items()}
+    return found or _pairs_below(folder)
+
+
+def _one_place(folder: Folder) -> dict[str, _Place]:
+    """Return the folder of images and maps of each split; none if there are others, or several."""
     found: dict[str, _Place] = {}
     for split, name in folder.splits.items():
         place = _pair_in(folder, name)
@@ -133,23 +145,20 @@ def _split_places(folder: Folder) -> dict[str, _Place]:
             if is_map and split_in(other) == split and folder.sub(other).holds():
                 place = _match(folder, "", name, other, lossy=True)
                 found |= {split: place} if place and split not in found else {}
-    return found or _pairs_below(folder)
+    return found
 
 
-def _pairs_below(folder: Folder) -> dict[str, _Place]:
+def _pairs_below(folder: Folder) -> dict[str, list[_Place]]:
     """Return folders of images and of maps that are both below folders of the same split, at any depth, such as
-    ``images/a/train`` and ``maps/b/train``.
-
-    Raises:
-        UnreadableLayout: there are several pairs, and their names do not say which split each is.
-    """
+    ``images/a/train`` and ``maps/b/train``, or ``a/images`` and ``a/maps`` for each scene ``a``."""
     places = [place for place in folder.places() if place][:_FOLDERS]
     if len({place.partition("/")[0] for place in places}) < 2:  # that folder is asked next
         return {}
-    maps = [place for place in places if ANNOTATIONS.search(place) and "panoptic" not in place.lower()]
+    maps = [place for place in places if any(map(ANNOTATIONS.search, place.split("/")))]
+    maps = [place for place in maps if "panoptic" not in place.lower()]
     maps = [place for place in maps if folder.sub(place).named(*LOSSLESS)]
-    found: dict[str, _Place] = {}
-    for labels in maps:
+    found: dict[str, list[_Place]] = defaultdict(list)
+    for labels in sorted(maps, key=_preference):
         split = split_of_path(labels)
         images = [place for place in places if place not in maps and split_of_path(place) == split]
         images.sort(key=lambda place: len(os.path.commonpath([place, labels])), reverse=True)
@@ -157,10 +166,22 @@ def _pairs_below(folder: Folder) -> dict[str, _Place]:
         pair = next(
             (match for match in matches if match and _differ(folder.sub(match.images), match.maps(folder))), None
         )
-        if pair is not None and (split or "train") in found:
-            raise several(folder, [found[split or "train"].labels, labels])
-        found |= {split or "train": pair} if pair else {}
-    return found
+        if pair is not None and all(pair.images != other.images for other in found[split or "train"]):
+            found[split or "train"].append(pair)
+    if not any(found.values()):  # each image beside its map
+        beside = dict[str, _Place]()
+        for place in places:
+            with suppress(UnreadableLayout):  # few images have a map
+                beside |= {place: pair} if (pair := _beside(folder.sub(place), place)) else {}
+        for place, pair in beside.items() if len(beside) == len(places) else ():
+            found[split_of_path(place) or "train"].append(pair)
+    return {split: group for split, group in found.items() if group}
+
+
+def _preference(labels: str) -> tuple[bool, bool]:
+    """Return a sort key of folders of maps: those of annotators and of classes first."""
+    other = re.search(r"object|instance|colou?r|vis", labels, re.IGNORECASE)
+    return "manual" not in labels.lower(), other is not None
 
 
 def _pair_in(folder: Folder, root: str) -> _Place | None:
@@ -175,7 +196,7 @@ def _pair_in(folder: Folder, root: str) -> _Place | None:
     maps = [name for name in names if ANNOTATIONS.search(name)]
     images = [name for name in names if name not in maps]
     images.sort(key=lambda name: not _IMAGES.search(name))
-    maps.sort(key=lambda name: bool(re.search(r"object|instance|color|vis", name, re.IGNORECASE)))
+    maps.sort(key=_preference)
     inside = [f"{name}/{below}" for name in maps for below in inner.sub(name).folders]
     for image in images:
         for labels in [*maps, *inside]:
@@ -299,14 +320,19 @@ def _candidates(images: Sequence[str], maps: Sequence[str]) -> Iterator[tuple[st
     yield image_start, image_end, map_start, map_end
     yield "", image_end, "", map_end
     yield image_start, "", map_start, suffix
+    yield "", _common_ending(images), "", _common_ending(maps)
 
 
 def _ends(names: Sequence[str]) -> tuple[str, str]:
     """Return the common beginning and end of names, up to the first digit."""
     bases = [PurePosixPath(name).name for name in names]
     start = re.split(r"\d", _common(bases))[0]
-    end = re.split(r"\d", _common([base[::-1] for base in bases])[::-1])[-1]
+    end = re.split(r"\d", _common_ending(bases))[-1]
     return ("", end) if len(start) + len(end) > min(map(len, bases)) else (start, end)
+
+
+def _common_ending(names: Sequence[str]) -> str:
+    return _common([name[::-1] for name in names])[::-1]
 
 
 def _common(names: Sequence[str]) -> str:

@@ -21,6 +21,9 @@ _USUAL = ("jpegimages", "images", "image", "imgs", "img", "photos")
 
 _SAMPLED = 100
 
+_MOST = 0.9
+"""Share of the images of a list that are in one folder, if all are."""
+
 
 class Place(NamedTuple):
     """Where the images of a list are: paths in it are below ``root`` after ``prefix`` is removed and ``suffix`` added.
@@ -29,11 +32,13 @@ class Place(NamedTuple):
         root: the folder below the one that is read.
         prefix: beginning of the paths that is removed, such as the folder of another machine.
         suffix: of the images, if the list has none.
+        folders: below the root, if the images are in several.
     """
 
     root: str
     prefix: str
     suffix: str
+    folders: tuple[str, ...] = ()
 
 
 def locate(folder: Folder, values: Sequence[str], split: str | None = None) -> Place | None:
@@ -54,6 +59,13 @@ def locate(folder: Folder, values: Sequence[str], split: str | None = None) -> P
     if not counts:
         return None
     best = max(counts, key=lambda place: (counts[place], split_of_path(place.root) == split, -place.root.count("/")))
+    if counts[best] < _MOST * len(values):  # in several folders
+        same = [place for place in counts if place[1:] == best[1:]]
+        together, roots = sum(counts[place] for place in same), [place.root.split("/") for place in same]
+        above = os.path.commonpath(["/".join(parts) for parts in roots]) if all(map(all, roots)) else ""
+        folders = tuple(sorted(os.path.relpath("/".join(parts), above or ".") for parts in roots))
+        if together >= max(len(values) / 2, counts[best] / _MOST) and together <= len(values):
+            return Place(above, best.prefix, best.suffix, folders)
     return best if counts[best] >= len(values) / 2 else None
 
 

@@ -14,7 +14,7 @@ from opabinia.data.layouts.annotation_tools import read_cvat, read_labelme, read
 from opabinia.data.layouts.box_lists import read_box_lists
 from opabinia.data.layouts.class_folders import read_class_folders, read_video_folders
 from opabinia.data.layouts.coco_files import read_coco
-from opabinia.data.layouts.folder import DoubtfulLayout, Folder, UnreadableLayout, listed
+from opabinia.data.layouts.folder import DoubtfulLayout, Folder, UnreadableLayout, listed, split_of
 from opabinia.data.layouts.identities import read_named_identities
 from opabinia.data.layouts.images import like_maps, read_images, read_named_classes, unread_annotations
 from opabinia.data.layouts.layout import TASK_NAMES, Layout, TaskName
@@ -23,7 +23,7 @@ from opabinia.data.layouts.maps import read_map_list, read_maps
 from opabinia.data.layouts.packed import read_hugging_face, read_idx, read_parquet, read_shards
 from opabinia.data.layouts.readings import convert
 from opabinia.data.layouts.sketches import describe_unrecognized, nearest_layouts
-from opabinia.data.layouts.text_files import read_kitti, read_visdrone
+from opabinia.data.layouts.text_files import read_kitti, read_mot, read_visdrone
 from opabinia.data.layouts.text_labels import read_dota, read_yolo
 from opabinia.data.layouts.via import read_via_files
 from opabinia.data.layouts.videos import read_packed_videos, read_video_lists
@@ -46,6 +46,7 @@ _READERS: Sequence[Sequence[Reader]] = (
             read_dota,
             read_kitti,
             read_visdrone,
+            read_mot,
         ),
         *(read_maps, read_map_list, read_named_identities),
         *(read_hugging_face, read_parquet, read_idx, read_packed_videos, read_video_lists),
@@ -82,6 +83,7 @@ def recognize(root: str | Path, *, task: TaskName | None = None, layout: str | N
         raise _error(folder, f"task: {task!r} is none of {', '.join(TASK_NAMES)}")
     try:
         _check_content(folder)
+        folder = _unwrapped(folder)
         readings, broken = _read(folder, task, layout)
         inner = folder
         for _ in range(_MAX_DEPTH):
@@ -99,6 +101,17 @@ def recognize(root: str | Path, *, task: TaskName | None = None, layout: str | N
         raise _error(folder, str(error)) from error
     except OSError as error:
         raise _error(folder, _reason(error)) from error
+
+
+def _unwrapped(folder: Folder) -> Folder:
+    """Return the folder that holds the data, if all above hold nothing but the next one."""
+    for _ in range(_MAX_DEPTH):
+        name = folder.folders[0] if len(folder.folders) == 1 and not folder.named(*_FILES, *IMAGES, *VIDEOS) else ""
+        inner = folder.sub(name)
+        if not name or split_of(name) or not inner.folders or inner.named(*IMAGES, *VIDEOS) or inner.is_loop:
+            break
+        folder = inner
+    return folder
 
 
 def _check_content(folder: Folder) -> None:

@@ -61,8 +61,9 @@ def _read_yaml(folder: Folder, file: str, name: str) -> Iterator[Layout]:
     section, notes = {"name": "yolo", "data": folder.at(file)}, list[str]()
     root = os.path.expanduser(str(content.get("path") or "."))
     if not folder.has(root):
-        notes.append(f"{folder.at(file)}: there is no folder {root} (path); {folder.text} is used in its place")
-        section["root"], root = folder.text, "."
+        near = os.path.basename(root) if os.path.basename(root) in folder.folders else ""
+        notes.append(f"{folder.at(file)}: there is no folder {root} (path); {folder.at(near)} is used in its place")
+        section["root"], root = folder.at(near), near or "."
     places: dict[str, list[str]] = {}
     for split, key in keys.items():
         entries = content[key] if isinstance(content[key], list) else [content[key]]
@@ -279,8 +280,8 @@ def _label_folder(folder: Folder) -> str | None:
     """Return the folder with label files of DOTA, beside a folder ``images``."""
     if "images" not in folder.folders:
         return None
-    for name in folder.folders:
-        if name == "images" or name.lower() in SPLITS:
+    for name in folder.places((".txt",)):
+        if name.partition("/")[0] in ("", "images") or name.partition("/")[0].lower() in SPLITS:
             continue
         files = folder.sub(name).named(".txt")[:5]
         lines = [line for file in files for line in _lines(str(folder.sub(name).path / file))]

@@ -25,6 +25,7 @@ from opabinia.data.sources.hugging_face import HuggingFace as HuggingFace
 from opabinia.data.sources.identity_datasets import class_folders as class_folders
 from opabinia.data.sources.identity_datasets import cuhk03 as cuhk03
 from opabinia.data.sources.identity_datasets import dukemtmc as dukemtmc
+from opabinia.data.sources.identity_datasets import gallery_folders as gallery_folders
 from opabinia.data.sources.identity_datasets import in_shop as in_shop
 from opabinia.data.sources.identity_datasets import market1501 as market1501
 from opabinia.data.sources.identity_datasets import msmt17 as msmt17

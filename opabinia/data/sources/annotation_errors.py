@@ -9,7 +9,7 @@ from typing import Literal
 
 from opabinia.runtime.log import log
 
-Broken = Literal["error", "clip", "drop"]
+Broken = Literal["error", "clip", "drop", "fix"]
 """Handling of broken annotations: see :func:`check_errors`."""
 
 Box = tuple[float, float, float, float]
@@ -139,7 +139,7 @@ def check_errors(where: object, groups: Iterable[ErrorGroup], broken: Broken) ->
         where: the beginning of messages, such as the file.
         groups: the errors.
         broken: ``error`` raises for every kind; ``clip`` for those that clipping cannot fix: unknown classes and
-            images, duplicate ids, missing images; ``drop`` never raises.
+            images, duplicate ids, missing images; ``drop`` and ``fix`` never raise, and ``fix`` clips as ``clip`` does.
 
     Raises:
         ValueError: with the first ten cases.
@@ -155,4 +155,5 @@ def check_errors(where: object, groups: Iterable[ErrorGroup], broken: Broken) ->
             hint = f"broken: clip clips boxes to their image and drops those without area; {hint}"
         raise ValueError(f"{where}: {counts}: {listed}. {hint}")
     for group in groups:
-        log.warning("%s: %s: %s", where, group, _CLIPPED.get(group.kind, "dropped") if broken == "clip" else "dropped")
+        clips = broken in ("clip", "fix")
+        log.warning("%s: %s: %s", where, group, _CLIPPED.get(group.kind, "dropped") if clips else "dropped")

@@ -88,6 +88,7 @@ def labelme(
         empty: ``drop`` drops images without objects.
         broken: for shapes without area (lines and points), shapes beyond the image, missing images and broken files:
             ``error`` raises; ``clip`` clips shapes to the image and drops those without area; ``drop`` drops them.
+            ``fix`` clips what ``clip`` does and drops the rest.
         channels: 3 for color, 1 for gray; images are converted.
 
     Raises:
@@ -202,7 +203,8 @@ def cvat(
         classes: names of the labels to use, in the order of the classes; all labels of the task when not given.
         empty: ``drop`` drops images without objects.
         broken: for shapes without area (polylines and points), shapes beyond the image and missing images: ``error``
-            raises; ``clip`` clips shapes to the image and drops those without area; ``drop`` drops them.
+            raises; ``clip`` clips shapes to the image and drops those without area; ``drop`` drops them. ``fix`` clips
+            what ``clip`` does and drops the rest.
         channels: 3 for color, 1 for gray; images are converted.
 
     Raises:

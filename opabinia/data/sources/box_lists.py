@@ -34,6 +34,7 @@ def box_list(
     label: str | None = "label",
     box: Columns | None = None,
     format: Corners = "corners",
+    objects: str | None = None,
     relative: bool = False,
     header: list[str] | None = None,
     separator: Annotated[str, MinLen(1)] | None = None,
@@ -46,6 +47,9 @@ def box_list(
 ) -> AnnotatedImages:
     """Images with bounding boxes as a list (.csv, .tsv, .jsonl, .parquet): a row has an image, a class and a box, as in
     CSV files of TensorFlow's object detection, keras-retinanet, Open Images and many competitions.
+
+    With ``objects`` a row has an image with all of its objects, as in metadata.jsonl of the datasets library:
+    ``{"file_name": "1.jpg", "objects": {"bbox": [[1, 2, 3, 4]], "category": [0]}}``.
 
     An image has the boxes of all of its rows. A row whose box is empty is an image without objects. A sample's id is
     its path.
@@ -61,6 +65,8 @@ def box_list(
             ``xmax``, ``ymax``.
         format: the numbers are left, top, right, bottom (``corners``); left, top, width, height (``corner_size``); or
             the center, width and height (``center_size``).
+        objects: the column with the objects of an image: lists of boxes and classes of equal length, by the names
+            ``box`` and ``label``; or a list of objects with these. null: a row has one object.
         relative: they are fractions of the image's width and height, not pixels.
         header: names of the columns of a .csv, .tsv or .txt file that has no line with them.
         separator: between the cells of such a file; a comma, or a tab in .tsv, when not given.
@@ -70,7 +76,8 @@ def box_list(
         split_column: the column with the split of each row.
         empty: ``drop`` drops images without objects.
         broken: handling of broken annotations: ``error`` raises; ``clip`` clips to the image and drops objects without
-            area; ``drop`` drops them, and also missing and unreadable images.
+            area; ``drop`` drops them, and also missing and unreadable images. ``fix`` clips what ``clip`` does and
+            drops the rest.
         channels: 3 for color, 1 for gray; images are converted.
 
     Raises:
@@ -81,7 +88,7 @@ def box_list(
         pick_classes(file, classes, None)
     listing = DetectionListing(file=file, root=(root or file.parent).expanduser(), classes=classes or (), noun="row")
     columns = _Columns(path, prefix, suffix, label, box or _USUAL, split, split_column, (classes or ["object"])[0])
-    for image, number, name, values in _read_boxes(listing, columns, header, separator):
+    for image, number, name, values in _read_boxes(listing, columns, header, separator, objects):
         scale = listing.sizes[image, ::-1].tolist() * 2 if relative else [1.0] * 4
         listing.add(image, number, name, _left_top(format, [v * side for v, side in zip(values, scale, strict=True)]))
     return build_source(listing, broken=broken, empty=empty, channels=channels)
@@ -104,7 +111,11 @@ class _Columns(NamedTuple):
 
 
 def _read_boxes(
-    listing: DetectionListing, columns: _Columns, header: Sequence[str] | None, separator: str | None
+    listing: DetectionListing,
+    columns: _Columns,
+    header: Sequence[str] | None,
+    separator: str | None,
+    objects: str | None,
 ) -> list[tuple[int, int, str, list[float]]]:
     """Add all images; return image, number of the row, class and the four numbers of each box.
 
@@ -114,11 +125,15 @@ def _read_boxes(
     path, prefix, suffix, label, box, split, split_column, single = columns
     if len(box) not in (1, 4):
         raise ValueError(f"box: {', '.join(box)}; expected four columns, or one with four numbers")
-    needed = [path, *box, *([label] if label else []), *([split_column] if split is not None else [])]
+    of_object = [*box, *([label] if label else [])]
+    needed = [path, *([objects] if objects else of_object), *([split_column] if split is not None else [])]
     images: dict[str, int] = {}
     found: list[tuple[int, int, str, list[float]]] = []
     splits = set[str]()
-    for number, (location, row) in enumerate(read_rows(listing.file, needed, header=header, separator=separator), 1):
+    rows = read_rows(listing.file, needed, header=header, separator=separator)
+    if objects is not None:
+        rows = ((location, entry) for location, row in rows for entry in expand_objects(row, objects, of_object))
+    for number, (location, row) in enumerate(rows, 1):
         place = f"{listing.file}, {location}"
         if split is not None:
             splits.add(row_split := cell_text(row[split_column], f"{place}: {split_column}"))
@@ -139,6 +154,16 @@ def _read_boxes(
     if not images and splits:
         raise ValueError(f"{listing.file} lists no images of split {split!r}; splits: {', '.join(sorted(splits)[:9])}")
     return found
+
+
+def expand_objects(row: Mapping[str, Any], column: str, keys: Sequence[str]) -> list[dict[str, Any]]:
+    """Return a row for each object in a column, with its ``keys``; one with empty ones if there are none."""
+    value, row = row[column], {key: cell for key, cell in row.items() if key != column}
+    if isinstance(value, dict):
+        lists: list[list[Any]] = [value[key] if isinstance(value.get(key), list) else [] for key in keys]
+        value = [dict(zip(keys, cells, strict=False)) for cells in zip(*lists, strict=False)]
+    entries = [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
+    return [{**row, **dict.fromkeys(keys), **entry} for entry in entries] or [{**row, **dict.fromkeys(keys)}]
 
 
 def parse_box(row: Mapping[str, Any], columns: Sequence[str]) -> list[float] | None:

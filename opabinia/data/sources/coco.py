@@ -39,7 +39,7 @@ from opabinia.data.sources.detection_base import (
 )
 from opabinia.data.sources.file_names import printable
 from opabinia.data.sources.folder import existing_folder
-from opabinia.data.sources.list_files import raise_for_invalid, read_json
+from opabinia.data.sources.list_files import listed_path, raise_for_invalid, read_json
 from opabinia.runtime.log import log
 
 
@@ -77,8 +77,8 @@ def coco(
         min_keypoints: drop images with fewer visible keypoints; detectron2 uses 1 in training.
         broken: handling of broken annotations (boxes without area, NaN, more than a pixel beyond their image, ...):
             ``error`` raises; ``clip`` clips to the image and drops objects without area; ``drop`` drops them, and also
-            annotations of unknown categories and images, and missing images. Dropped objects are not evaluated either.
-            COCO's own training set has two boxes without area.
+            annotations of unknown categories and images, and missing images. ``fix`` clips what ``clip`` does and drops
+            the rest. Dropped objects are not evaluated either. COCO's own training set has two boxes without area.
         channels: 3 for color, 1 for gray; images are converted.
 
     Raises:
@@ -123,7 +123,7 @@ def roboflow(
         classes: names of the categories to use, in the order of their labels; all of them when not given.
         empty: ``drop`` drops images without objects to train on.
         broken: handling of broken annotations: ``error`` raises; ``clip`` clips to the image and drops objects without
-            area; ``drop`` drops them.
+            area; ``drop`` drops them. ``fix`` clips what ``clip`` does and drops the rest.
         channels: 3 for color, 1 for gray; images are converted.
 
     Raises:
@@ -281,7 +281,7 @@ def file_name(file: Path, image: Mapping[str, Any], noun: str = "image") -> str:
         os.fsencode(name)
     except UnicodeEncodeError as error:
         raise ValueError(f"{file}: {place}: {shortened(name)} is not a file name") from error
-    return name
+    return listed_path(name, "")
 
 
 def select_images(

@@ -443,14 +443,15 @@ def build_source(
     cut, outside = _find_broken(listing)
     check_errors(listing.file, listing.errors.groups(), broken)
     annotations = listing.annotations
-    if broken == "clip":
+    clips = broken in ("clip", "fix")
+    if clips:
         if listing.segmentations is not None and annotations.segmentations is not None:
             for row in np.flatnonzero(cut & ~outside).tolist():
                 height, width = listing.sizes[annotations.image_indices[row]].tolist()
                 listing.segmentations.clip(int(annotations.segmentations[row]), (height, width))
         if annotations.keypoints is not None:
             annotations.keypoints[_outside_keypoints(listing)] = 0
-    valid = ~outside if broken == "clip" else ~(outside | cut)
+    valid = ~outside if clips else ~(outside | cut)
     listing.annotations = annotations.take(valid)
     listing.select_images(_find_usable(listing, empty, min_keypoints))
     if not listing.names:

@@ -47,7 +47,7 @@ def dota(
         empty: ``drop`` drops images without objects to train on.
         broken: handling of broken annotations (no area, center outside the image): ``error`` raises; ``clip`` drops
             them; ``drop`` also drops invalid lines, other classes, and images that are unreadable or have no label
-            file.
+            file. ``fix`` clips what ``clip`` does and drops the rest.
         channels: 3 for color, 1 for gray; images are converted.
 
     Raises:

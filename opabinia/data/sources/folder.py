@@ -16,6 +16,7 @@ from opabinia.contracts.ranges import Fraction
 from opabinia.data.decoding.images import EXTENSIONS
 from opabinia.data.sources.file_names import decode_name, short_digest
 from opabinia.data.sources.labels import class_indices, select_classes
+from opabinia.data.sources.list_files import raise_for_invalid, read_lines
 from opabinia.data.sources.named import ImageFiles
 from opabinia.runtime.files import describe_missing, split_folder
 from opabinia.runtime.log import log
@@ -32,13 +33,22 @@ class ImageFolder(ImageFiles):
         root: the folder that holds the class folders.
         channels: 3 for color, 1 for gray; images are converted.
         classes: folders to use, in the order of their labels; all of them, sorted, when not given.
+        list_file: use the images in this list: a path below the root in each line, with or without the suffix, and
+            perhaps a label after it.
 
     Raises:
-        ValueError: the root or a class is missing or has no images.
+        ValueError: the root or a class is missing or has no images, or the list names others.
     """
 
-    def __init__(self, *, root: InputPath, channels: Channels = 3, classes: list[str] | None = None) -> None:
-        root, chosen, names, labels = find_class_files(root, classes, "image", EXTENSIONS)
+    def __init__(
+        self,
+        *,
+        root: InputPath,
+        channels: Channels = 3,
+        classes: list[str] | None = None,
+        list_file: InputPath | None = None,
+    ) -> None:
+        root, chosen, names, labels = find_class_files(root, classes, "image", EXTENSIONS, list_file)
         super().__init__(root, names, SourceInfo(channels=channels, classes=chosen, labels=labels))
 
     def fingerprint(self) -> str:
@@ -50,16 +60,26 @@ class ImageFolder(ImageFiles):
 
 NAMED_CLASS = re.compile(r"([^\W\d_].*?)[ ._(-]*\d+\)?")
 """Name of a file, without suffix, that begins with a class: ``cat.1``, ``pug_12``, ``Leaf smut (3)``."""
+CLASS_AT_END = re.compile(r".*\d.*?[ ._-]+([^\W\d_][^\d]*)")
+"""Name of a file, without suffix, that ends with a class after a number: ``img1_cat``, ``ab12-dog``."""
 
 
 @register.source
-def named_images(*, root: InputPath, classes: list[str] | None = None, channels: Channels = 3) -> ImageFiles:
-    """Images in one folder whose names begin with their class, and end with a number: ``cat.1.jpg``, ``pug_12.jpg``.
+def named_images(
+    *,
+    root: InputPath,
+    position: Literal["start", "end"] = "start",
+    classes: list[str] | None = None,
+    channels: Channels = 3,
+) -> ImageFiles:
+    """Images in one folder whose names begin with their class, and end with a number: ``cat.1.jpg``, ``pug_12.jpg``; or
+    end with it: ``img1_cat.jpg``.
 
     They are sorted by name, which is the id. Hidden files and subfolders are skipped.
 
     Args:
         root: the folder.
+        position: where the class is in the names.
         classes: names in the order of their labels, other images are skipped; all that occur, sorted, when not given.
         channels: 3 for color, 1 for gray; images are converted.
 
@@ -68,12 +88,15 @@ def named_images(*, root: InputPath, classes: list[str] | None = None, channels:
     """
     root = existing_folder(root, "root is the folder that holds the images")
     names = sorted(name for name in os.listdir(os.fsencode(root)) if is_image_file(name))
-    matches = [NAMED_CLASS.fullmatch(decode_name(os.path.splitext(name)[0])) for name in names]
+    pattern = NAMED_CLASS if position == "start" else CLASS_AT_END
+    matches = [pattern.fullmatch(decode_name(os.path.splitext(name)[0])) for name in names]
     if not names:
         raise ValueError(f"{root} has no image ({', '.join(EXTENSIONS)})")
     if None in matches:
         first = decode_name(names[matches.index(None)])
-        raise ValueError(f"{root}: {first} does not begin with a class and end with a number, such as cat.1.jpg")
+        form = "begin with a class and end with a number, such as cat.1.jpg"
+        form = form if position == "start" else "end with a class after a number, such as img1_cat.jpg"
+        raise ValueError(f"{root}: {first} does not {form}")
     found = [match[1] for match in matches if match]
     chosen = sorted(set(found)) if classes is None else classes
     by_name = class_indices(chosen)
@@ -154,7 +177,7 @@ def list_class_folders(root: Path) -> list[str]:
 
 
 def find_class_files(
-    root: Path, classes: Sequence[str] | None, kind: str, suffixes: Sequence[str]
+    root: Path, classes: Sequence[str] | None, kind: str, suffixes: Sequence[str], list_file: Path | None = None
 ) -> tuple[Path, tuple[str, ...], list[bytes], Indices]:
     """Find the files of a dataset with one folder per class.
 
@@ -163,12 +186,13 @@ def find_class_files(
         classes: folders to use, in the order of their labels; all of them, sorted, when None.
         kind: the kind of files, for errors.
         suffixes: of these files.
+        list_file: names those to use; None: all.
 
     Returns:
         The root with ``~`` expanded, class names, paths below the root sorted within each class, labels (int64, N).
 
     Raises:
-        ValueError: the root or a class is missing or has no such files.
+        ValueError: the root or a class is missing or has no such files, or the list names others.
     """
     root = existing_folder(root, "root is the folder that holds the class folders")
     folders = list_class_folders(root)
@@ -180,8 +204,30 @@ def find_class_files(
                 message = f"{root} holds COCO data (annotations/instances_*.json), not one folder per class"
                 raise ValueError(f"{message}; `opabinia train {root}` reads it")
             raise ValueError(f"class folder {root / folder} has no {kind} ({', '.join(suffixes)})")
+    if list_file is not None:
+        wanted = select_listed(list_file, [name for names in files for name in names])
+        files = [[name for name in names if name in wanted] for names in files]
     labels = np.repeat(np.arange(len(chosen), dtype=np.int64), [len(names) for names in files])
     return root, chosen, [name for names in files for name in names], labels
+
+
+def select_listed(file: Path, names: Sequence[bytes]) -> set[bytes]:
+    """Return those of the paths ``<class>/<file>`` that a list names: one in each line, with or without the suffix,
+    perhaps with a folder before it and a label after it.
+
+    Raises:
+        ValueError: the list cannot be read, or names others.
+    """
+    by_text = {decode_name(text): name for name in names for text in (os.path.splitext(name)[0], name)}
+    entries = [(place, line, _LABEL.sub("", line)) for place, line in read_lines(file.expanduser())]
+    found = [by_text.get(line) or by_text.get(path) or by_text.get(path.partition("/")[2]) for _, line, path in entries]
+    missing = [f"{path} ({place})" for (place, _, path), name in zip(entries, found, strict=True) if name is None]
+    raise_for_invalid(file, missing, len(entries), "files in class folders")
+    return {name for name in found if name is not None}
+
+
+_LABEL = re.compile(r"[\s,;]+[^\s,;/]*$")
+"""A label after a path."""
 
 
 def is_image_file(name: bytes) -> bool:

@@ -14,7 +14,8 @@ from annotated_types import Ge
 
 from opabinia.config import register
 from opabinia.contracts import Channels, Count, InputPath
-from opabinia.data.sources.folder import ImageFolder, existing_folder, list_class_folders
+from opabinia.data.sources.file_names import decode_name
+from opabinia.data.sources.folder import ImageFolder, existing_folder, find_files, list_class_folders
 from opabinia.data.sources.list_files import match_names, raise_for_invalid, read_fields, read_lines
 from opabinia.data.sources.named import ImageFiles
 from opabinia.data.sources.reid_base import (
@@ -108,6 +109,64 @@ def veri(*, root: InputPath, split: Split = "train", channels: Channels = 3) -> 
     """
     folders: dict[Subset, list[str]] = {"train": ["image_train"], "query": ["image_query"], "gallery": ["image_test"]}
     return read_folders(dataset_root(root, "VeRi"), folders, split, 20, channels)
+
+
+@register.source
+def gallery_folders(
+    *,
+    root: InputPath,
+    train: str = "train",
+    query: str = "query",
+    gallery: str = "gallery",
+    split: Split = "train",
+    channels: Channels = 3,
+) -> ImageFiles:
+    """Images with identities in three folders, of training, queries and gallery: in a folder for each identity
+    (``query/0007/1.jpg``), or with names that begin with it (``query/0007_c2_1.jpg``).
+
+    If all names have a camera (``_c2``, ``-cam2``), images of an identity by the query's own camera are ignored.
+
+    Args:
+        root: the folder that holds the three.
+        train: the folder of images to train on.
+        query: the folder of queries.
+        gallery: the folder that is searched.
+        split: ``train``; ``test`` (``query`` and ``gallery``, or one of the two); or ``all`` to train on everything.
+        channels: 3 for color, 1 for gray; images are converted.
+
+    Raises:
+        ValueError: a folder is missing or empty, a name has no identity, there is one identity only to train on, or no
+            query has a match.
+    """
+    root = existing_folder(root)
+    folders: dict[Subset, str] = {"train": train, "query": query, "gallery": gallery}
+    images = {subset: _identity_images(root, folder) for subset, folder in folders.items()}
+    seen = {image.camera for of_subset in images.values() for image in of_subset}
+    cameras = max(camera or 0 for camera in seen) + 1 if None not in seen and len(seen) > 1 else 0
+    if not cameras:
+        images = {subset: [image._replace(camera=None) for image in found] for subset, found in images.items()}
+    return identity_files(root, read_split(root, split, images.__getitem__), cameras=cameras, channels=channels)
+
+
+_IDENTITY = re.compile(r"(.*?\d+)[_-].*")
+_CAMERA = re.compile(r"[_-]c(?:am)?_?(\d{1,6})")
+
+
+def _identity_images(root: Path, folder: str) -> list[ReidImage]:
+    """Return the images below a folder, with the identities and cameras in their paths."""
+    existing_folder(root / folder)
+    paths = [name.split(b"/") for name in find_files(root, folder)]
+    depth = folder.count("/") + 1
+    flat = [decode_name(path[-1]) for path in paths if len(path) == depth + 1]
+    expected = "in a folder of an identity, or named <identity>_..., such as 0002_c1_3.jpg"
+    match_names(root / folder, _IDENTITY, flat, expected)
+    images = []
+    for path in paths:
+        name = decode_name(path[-1])
+        match, camera = _IDENTITY.fullmatch(name), _CAMERA.search(name)
+        identity = match[1] if match is not None and len(path) == depth + 1 else decode_name(path[depth])
+        images.append(ReidImage(b"/".join(path), identity, int(camera[1]) if camera else None))
+    return images
 
 
 # --- lists of persons -------------------------------------------------------------------------------------------------

@@ -31,7 +31,8 @@ def read_rows(
         file: the list.
         columns: names of columns that it must have.
         header: names of all columns of a .csv, .tsv or .txt file that has no line with them.
-        separator: between the cells of such a file; with one, a .txt is read like a .csv.
+        separator: between the cells of such a file; with one, a .txt is read like a .csv. A comma when not given, or a
+            semicolon or tab if the first line of a .csv has no comma.
 
     Raises:
         ValueError: the file cannot be read, or a row is incomplete or lacks one of ``columns``; the text names file and
@@ -42,7 +43,7 @@ def read_rows(
     readers = {".jsonl": _json_rows, ".ndjson": _json_rows, ".parquet": _parquet_rows, ".txt": _text_rows}
     try:
         if suffix in (".csv", ".tsv") or (suffix == ".txt" and separator):
-            yield from _csv_rows(file, columns, header, separator or ("\t" if suffix == ".tsv" else ","))
+            yield from _csv_rows(file, columns, header, separator or ("\t" if suffix == ".tsv" else _separator(file)))
         elif suffix not in readers:
             raise ValueError(f"{file}: a list must be .csv, .tsv, .jsonl, .parquet or .txt")
         elif header or separator:
@@ -55,11 +56,18 @@ def read_rows(
         raise ValueError(f"{file} cannot be read: {error.strerror or error}") from error
 
 
+def _separator(file: Path) -> str:
+    """Return what separates the cells of a .csv file, by its first line."""
+    with file.open(encoding="utf-8-sig") as lines:
+        first = next(iter(lines), "")
+    return max(";\t", key=first.count) if "," not in first and re.search("[;\t]", first) else ","
+
+
 def _csv_rows(file: Path, columns: Sequence[str], header: Sequence[str] | None, separator: str) -> Iterator[Row]:
     if len(separator) != 1:
         raise ValueError(f"{file}: separator is {separator!r}, expected one character")
     with file.open(encoding="utf-8-sig", newline="") as lines:
-        reader = csv.reader(lines, delimiter=separator, strict=True)
+        reader = csv.reader(lines, delimiter=separator, strict=True, skipinitialspace=True)
         start = 1
         try:
             header = next(reader, []) if header is None else header

@@ -81,7 +81,7 @@ def mot(
         every: read each n-th frame of a sequence only.
         empty: ``drop`` drops frames without objects to train on.
         broken: handling of boxes that extend beyond the image: ``error`` raises; ``clip`` clips them; ``drop`` drops
-            them.
+            them. ``fix`` clips what ``clip`` does and drops the rest.
         channels: 3 for color, 1 for gray; images are converted.
 
     Raises:

@@ -7,7 +7,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from annotated_types import MinLen
@@ -21,6 +21,7 @@ from opabinia.data.sources.labels import class_indices, multi_hot
 from opabinia.data.sources.list_files import cell_text, check_files_exist, listed_path, read_lines, read_rows
 from opabinia.data.sources.named import ImageFiles
 from opabinia.data.sources.reid_base import ReidImage, ReidSplit, Split, identity_files, open_split, read_split
+from opabinia.runtime.log import log
 
 
 def label_info(classes: Sequence[str], labels: NDArray[Any], channels: Channels) -> SourceInfo:
@@ -42,6 +43,9 @@ class Table(ImageFiles):
         label: the column with the labels.
         prefix: beginning of the paths that is removed, such as the folder of another machine.
         suffix: added to each path, such as ``.jpg``.
+        folders: folders below the root that each path is searched in; the first that has it counts.
+        header: names of the columns of a .csv or .tsv file that has no line with them.
+        missing: handling of images that do not exist, and of lines that are repeated: ``error``, or ``skip``.
         label_columns: in place of ``label``: a column for each class, with 1 if an image has it and 0 (or -1) if not.
         classes: labels in the order of their numbers; all that occur in the list, sorted (integers by value), or
             ``label_columns``, when not given.
@@ -65,6 +69,9 @@ class Table(ImageFiles):
         label: str = "label",
         prefix: str = "",
         suffix: str = "",
+        folders: list[str] | None = None,
+        header: list[str] | None = None,
+        missing: Literal["error", "skip"] = "error",
         label_columns: list[str] | None = None,
         classes: list[str] | None = None,
         multi_label: bool = False,
@@ -79,7 +86,8 @@ class Table(ImageFiles):
         labels: list[list[str]] = []
         all_labels, splits = set[str](), set[str]()
         columns = [path, *(label_columns or [label]), *([split_column] if split is not None else [])]
-        for location, row in read_rows(file, columns):
+        root = (root or file.parent).expanduser()
+        for location, row in read_rows(file, columns, header=header):
             place = f"{file}, {location}"
             if label_columns:
                 names = _marked_labels(row, label_columns, place, multi_label=multi_label)
@@ -91,8 +99,12 @@ class Table(ImageFiles):
                 if row_split != split:
                     continue
             locations.append(location)
-            paths.append(listed_path(cell_text(row[path], f"{place}: {path}"), prefix) + suffix)
+            paths.append(
+                _in_folder(root, folders, listed_path(cell_text(row[path], f"{place}: {path}"), prefix) + suffix)
+            )
             labels.append(names)
+        if missing == "skip":
+            locations, paths, labels = _without_missing(file, root, locations, paths, labels)
         if not paths:
             listed = f" of split {split!r}; splits: {', '.join(sorted(splits)[:9])}" if splits else ""
             raise ValueError(f"{file} lists no images{listed}")
@@ -108,9 +120,29 @@ class Table(ImageFiles):
             raise ValueError(f"{file}: labels that are none of the {len(classes)} classes: {listed}")
         numbers = [[by_name[name] for name in names] for names in labels]
         encoded: Any = multi_hot(numbers, len(by_name)) if multi_label else np.array(numbers, dtype=np.int64)[:, 0]
-        root = (root or file.parent).expanduser()
         super().__init__(root, [os.fsencode(name) for name in paths], label_info(classes, encoded, channels))
         check_files_exist(file, root, list(zip(locations, paths, strict=True)))
+
+
+def _in_folder(root: Path, folders: Sequence[str] | None, name: str) -> str:
+    """Return a path below the root, in the first of some folders that has it."""
+    paths = [os.path.join(folder, name) for folder in folders or ()]
+    return next((path for path in paths if os.path.isfile(os.path.join(root, path))), name)
+
+
+def _without_missing(
+    file: Path, root: Path, locations: Sequence[str], paths: Sequence[str], labels: Sequence[list[str]]
+) -> tuple[list[str], list[str], list[list[str]]]:
+    """Return the rows whose images exist, each once; an image with different labels stays, as an error."""
+    rows: dict[tuple[str, ...], tuple[str, str, list[str]]] = {}
+    for row in zip(locations, paths, labels, strict=True):
+        if os.path.isfile(os.path.join(root, row[1])):
+            rows.setdefault((os.path.normpath(row[1]), *row[2]), row)
+    if skipped := len(paths) - len(rows):
+        log.warning(
+            "%s: %d of %d rows are repeated, or their images are not in %s: skipped", file, skipped, len(paths), root
+        )
+    return [row[0] for row in rows.values()], [row[1] for row in rows.values()], [row[2] for row in rows.values()]
 
 
 def _split_labels(value: Any, where: str, separator: str | None) -> list[str]:

@@ -58,7 +58,8 @@ def kitti(
             given; training and validation need the same.
         empty: ``drop`` drops images without objects.
         broken: handling of broken annotations: ``error`` raises; ``clip`` clips to the image and drops objects without
-            area; ``drop`` drops them, and also invalid lines and images that cannot be read.
+            area; ``drop`` drops them, and also invalid lines and images that cannot be read. ``fix`` clips what
+            ``clip`` does and drops the rest.
         channels: 3 for color, 1 for gray; images are converted.
 
     Raises:
@@ -98,7 +99,8 @@ def visdrone(
         names: names of the classes 1, 2 ...; VisDrone's ten when not given.
         empty: ``drop`` drops images without objects.
         broken: handling of broken annotations: ``error`` raises; ``clip`` clips to the image and drops objects without
-            area; ``drop`` drops them, and also invalid lines and images that cannot be read.
+            area; ``drop`` drops them, and also invalid lines and images that cannot be read. ``fix`` clips what
+            ``clip`` does and drops the rest.
         channels: 3 for color, 1 for gray; images are converted.
 
     Raises:

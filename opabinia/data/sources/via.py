@@ -47,7 +47,7 @@ def via(
         empty: ``drop`` drops images without objects.
         broken: for shapes without area (points and lines), objects without a class, shapes beyond the image and missing
             images: ``error`` raises; ``clip`` clips shapes to the image and drops those without area; ``drop`` drops
-            them.
+            them. ``fix`` clips what ``clip`` does and drops the rest.
         channels: 3 for color, 1 for gray; images are converted.
 
     Raises:

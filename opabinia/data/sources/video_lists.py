@@ -40,8 +40,8 @@ class VideoList(VideoFiles):
 
     - lines of a path and a label (PaddleVideo, mmaction2, SlowFast): ``v/1.mp4 4``, divided by the last separator;
     - the same with several labels (mmaction2, with ``multi_label``): ``v/1.mp4 1 3 5``;
-    - .csv or .tsv with a header line that has ``path`` and ``label``; with ``start`` and ``end`` too, in seconds, an
-      entry is this part of the video (an empty ``end``: up to its end), and a video may have several;
+    - .csv or .tsv with a header line that has the columns ``path`` and ``label``; with ``start`` and ``end`` too, in
+      seconds, an entry is this part of the video (an empty ``end``: up to its end), and a video may have several;
     - the .json of Something-Something: a list of objects with ``id`` and ``template`` (or ``label``). Videos are called
       ``<id>.webm`` or ``<id>.mp4``, and ``class_file`` is its labels.json;
     - the csv of Kinetics: ``label,youtube_id,time_start,time_end,split``. Videos are called
@@ -55,6 +55,8 @@ class VideoList(VideoFiles):
         suffix: added to each path of a list of lines, such as ``.avi``.
         separator: between path and label; when not given a comma in .csv files that have one in every line, else
             whitespace.
+        path: the column of a .csv or .tsv with the paths.
+        label: its column with the labels.
         classes: names in the order of their numbers; those that occur (0 to the largest number) when not given.
         class_file: instead of ``classes``: a file with a name per line, or ``number name``, or .json with the number of
             each name.
@@ -77,6 +79,8 @@ class VideoList(VideoFiles):
         root: InputPath | None = None,
         suffix: str = "",
         separator: str | None = None,
+        path: str = "path",
+        label: str = "label",
         classes: list[str] | None = None,
         class_file: InputPath | None = None,
         multi_label: bool = False,
@@ -88,7 +92,7 @@ class VideoList(VideoFiles):
     ) -> None:
         file = file.expanduser()
         self.root = (root or file.parent).expanduser()
-        entries = list(_read_entries(file, separator, label_separator if multi_label else None, split))
+        entries = list(_read_entries(file, separator, label_separator if multi_label else None, split, (path, label)))
         if suffix:
             entries = [entry._replace(paths=[path + suffix for path in entry.paths]) for entry in entries]
         if not entries:
@@ -115,7 +119,7 @@ class VideoList(VideoFiles):
 
 
 def _read_entries(
-    file: Path, separator: str | None, label_separator: str | None, split: str | None
+    file: Path, separator: str | None, label_separator: str | None, split: str | None, columns: tuple[str, str]
 ) -> Iterator[_Entry]:
     header: list[str] = []
     if separator is None and file.suffix.lower() in (".csv", ".tsv"):
@@ -128,10 +132,10 @@ def _read_entries(
         return
     if split is not None:
         raise ValueError(f"split: {file} is not a Kinetics csv and has no splits; use the list of one split")
-    if {"path", "label"} <= set(header):
-        for location, row in read_rows(file, ("path", "label")):
-            path = cell_text(row["path"], f"{file}, {location}: path")
-            labels = _split_labels(str(row["label"] or ""), f"{file}, {location}", label_separator)
+    if {*columns} <= {*header}:
+        for location, row in read_rows(file, columns):
+            path, text = cell_text(row[columns[0]], f"{file}, {location}: {columns[0]}"), str(row[columns[1]] or "")
+            labels = _split_labels(text, f"{file}, {location}", label_separator)
             yield _Entry(location, [path], labels, _read_span(row, f"{file}, {location}"))
         return
     if file.suffix.lower() == ".json":

@@ -7,9 +7,10 @@ import re
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from annotated_types import MinLen
 
 from opabinia.config import register
 from opabinia.contracts import Channels, Count, InputPath, Positive, Sample, Source, SourcePart, Video
@@ -94,6 +95,7 @@ class Videos(VideoFiles):
         root: the folder that holds the class folders.
         channels: 3 for color, 1 for gray; videos are converted.
         classes: folders to use, in the order of their labels; all of them, sorted, when not given.
+        list_file: use the videos in this list: a path below the root in each line, and perhaps a label after it.
         flip_sensitive_classes: classes whose mirror image belongs to another class, such as turning left; ``clip_flip``
             does not flip them.
 
@@ -112,9 +114,10 @@ class Videos(VideoFiles):
         root: InputPath,
         channels: Channels = 3,
         classes: list[str] | None = None,
+        list_file: InputPath | None = None,
         flip_sensitive_classes: list[str] | None = None,
     ) -> None:
-        self.root, chosen, names, labels = find_class_files(root, classes, "video", EXTENSIONS)
+        self.root, chosen, names, labels = find_class_files(root, classes, "video", EXTENSIONS, list_file)
         super().__init__(names, labels, chosen, channels, flip_sensitive_classes)
 
 
@@ -124,7 +127,8 @@ class Videos(VideoFiles):
 @register.source
 class FrameFolders(VideoSource):
     """Videos as folders of image files, as a list with a line each: folder, number of frames, label (PaddleVideo and
-    mmaction2: ``v/1 120 4``); without the number the images in the folder are counted.
+    mmaction2: ``v/1 120 4``); without the number the images in the folder are counted. With a separator folder and
+    label: ``1;Swiping Left``.
 
     A sample's id is its folder as written. Labels are names, or integers from 0.
 
@@ -135,6 +139,7 @@ class FrameFolders(VideoSource):
             order (``2.jpg`` before ``10.jpg``).
         start_index: number of the first image in ``pattern``.
         fps: frames per second.
+        separator: between folder and label.
         classes: names in the order of their numbers; those that occur (0 to the largest number) when not given.
         class_file: instead of ``classes``: a file with a name per line, or ``number name``.
         channels: 3 for color, 1 for gray; images are converted.
@@ -153,6 +158,7 @@ class FrameFolders(VideoSource):
         pattern: str | None = None,
         start_index: int = 1,
         fps: Positive = 30.0,
+        separator: Annotated[str, MinLen(1)] | None = None,
         classes: list[str] | None = None,
         class_file: InputPath | None = None,
         channels: Channels = 3,
@@ -163,10 +169,12 @@ class FrameFolders(VideoSource):
         _check_pattern(pattern)
         self._pattern, self._start, self._fps = pattern, start_index, fps
         entries: list[tuple[str, re.Match[str]]] = []
+        line_form = rf"(.+)(){re.escape(separator)}\s*(.+)" if separator else r"(.+?)(?:\s+(\d{1,9}))?\s+(\S+)"
         for location, line in read_lines(file):
-            match = re.fullmatch(r"(.+?)(?:\s+(\d{1,9}))?\s+(\S+)", line)
+            match = re.fullmatch(line_form, line)
             if match is None or match[2] == "0":
-                expected = "a folder, number of frames (1 or more) and label"
+                between = repr(separator) if separator else "number of frames (1 or more)"
+                expected = f"a folder, {between} and label"
                 raise ValueError(f"{file}, {location}: {shortened(line)} is not {expected}")
             entries.append((location, match))
         locations, labels = [location for location, _ in entries], [[match[3]] for _, match in entries]

@@ -66,7 +66,8 @@ def voc(
             them in either case.
         empty: ``drop`` drops images without objects to train on.
         broken: handling of broken annotations: ``error`` raises; ``clip`` clips to the image and drops objects without
-            area; ``drop`` drops them, and also images that are missing or whose XML cannot be read.
+            area; ``drop`` drops them, and also images that are missing or whose XML cannot be read. ``fix`` clips what
+            ``clip`` does and drops the rest.
         channels: 3 for color, 1 for gray; images are converted.
 
     Raises:

@@ -66,7 +66,8 @@ def yolo(
         classes: names of the classes to use, in the order of their labels; all of them when not given.
         empty: ``drop`` drops images without objects to train on.
         broken: handling of broken annotations: ``error`` raises; ``clip`` clips to the image and drops objects without
-            area; ``drop`` drops them, and also invalid lines, unknown classes, missing and unreadable images.
+            area; ``drop`` drops them, and also invalid lines, unknown classes, missing and unreadable images. ``fix``
+            clips what ``clip`` does and drops the rest.
         channels: 3 for color, 1 for gray; images are converted.
 
     Raises:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -34,11 +35,10 @@ from opabinia.training.autoconfig.recipe import recipe_text
 from opabinia.training.autoconfig.search import SHARE, Search, check_data, check_search
 from opabinia.training.autoconfig.search import search as run_search
 from opabinia.training.autoconfig.situation import Machine, Situation, Speed
+from opabinia.training.evaluation_data import PATH_KEYS, redirect_source
 
 VERSION = 3
 """Version of the rules: another one may choose other values."""
-
-_BOXES = ("detection", "instance_segmentation", "keypoints")
 
 ROUNDS = 3
 """Measurements at most: of the recipe from assumed speeds, and of those that earlier measurements lead to."""
@@ -121,11 +121,11 @@ def plan(
     log.info("data    %s", reading.description)
     for note in reading.notes:
         log.info("note    %s", note)
-    if reading.test is not None and reading.task != "reid":
-        place = reading.test.get("file") or reading.test.get("root")
-        log.info("test    not used; afterwards: opabinia eval RUN --data %s", place)
     with _removed_on_error(out.with_suffix(SPLIT)):
         datasets, profile = _profile(reading, out)
+        if reading.test is not None and reading.task != "reid":
+            options = shlex.join(_test_options(reading.test, datasets.val or datasets.train))
+            log.info("test    not used; afterwards: opabinia eval RUN %s", options)
         log.info("        %s", describe_profile(profile))
         for leak in profile.leaked:
             log.warning("leak: %s", leak)
@@ -143,6 +143,27 @@ def plan(
         saved = SavedPlan(version=VERSION, opabinia=__version__, situation=situation, data=datasets, search=runs)
         write_plan(saved, chosen, out, data, advice)
         return saved
+
+
+def _test_options(test: Section, val: Section) -> list[str]:
+    """Return the options of ``opabinia eval`` that evaluate on test data: the folder or file, if that leads from the
+    validation data to its section, else the section itself."""
+    parts = catalog()
+    wanted, given = (
+        check(compose({"source": section}), parts, "opened_source").config["source"] for section in (test, val)
+    )
+    for place in (test.get("root"), test.get("file"), test.get("data")):
+        with suppress(ConfigError):
+            found = redirect_source(given, Path(place), "") if place else None
+            if found is not None and _absolute(found) == _absolute(wanted):
+                return ["--data", str(place)]
+    return ["--name", "test", f"data.val.source={json.dumps({'_delete_': True, **test}, ensure_ascii=False)}"]
+
+
+def _absolute(section: Section) -> dict[str, Any]:
+    """Return a section whose paths of files and folders are absolute."""
+    paths = {key: Path(section[key]).expanduser().absolute() for key in PATH_KEYS if section.get(key)}
+    return {**section, **paths}
 
 
 def _sets_weights(overrides: Sequence[str]) -> bool:
@@ -192,11 +213,27 @@ def check_task(task: str | None, place: str) -> TaskName | None:
 
 
 def _tolerant(reading: Layout) -> Layout:
-    """Return a reading whose sources clip boxes that leave their image and drop broken ones, with a warning each."""
-    source = catalog().get("source", str(reading.train["name"]))
-    if reading.task not in _BOXES or source is None or "broken" not in source.by_name:
-        return reading
-    return convert(reading, reading.task, lambda section: {"broken": "clip", **section})
+    """Return a reading whose sources clip boxes that leave their image and drop what is broken or missing, with a
+    warning each."""
+    return convert(reading, reading.task, _tolerant_section)
+
+
+_TOLERANT = {"broken": ("fix", "drop"), "missing": ("skip",)}
+"""Options of sources, and the first values that are wanted, where a source has them."""
+
+
+def _tolerant_section(section: Section) -> dict[str, Any]:
+    source, changed = catalog().get("source", str(section["name"])), dict[str, Any]()
+    for name, wanted in _TOLERANT.items():
+        option = source.by_name.get(name) if source is not None else None
+        values = [value for value in wanted if option is not None and value in option.spec.get("values", ())]
+        changed |= {name: values[0]} if values else {}
+    changed |= section
+    if "source" in section:
+        changed["source"] = _tolerant_section(section["source"])
+    if "sources" in section:
+        changed["sources"] = [*map(_tolerant_section, section["sources"])]
+    return changed
 
 
 def _profile(reading: Layout, out: Path) -> tuple[Datasets, DatasetProfile]:

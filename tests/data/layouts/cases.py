@@ -205,6 +205,61 @@ CLASSIFICATION = [
         2,
     ),
     Case("tar files with JSON", lambda make: shards(make, "train/0.tar", label="json"), "shards", "classification", 2),
+    Case(
+        "list without a line of names, with semicolons",
+        steps(images("x/{1..4}.jpg"), text("a.csv", "1.jpg;a\n2.jpg;b\n3.jpg;a\n4.jpg;b\n")),
+        *("list", "classification", 4),
+        classes=["a", "b"],
+    ),
+    Case(
+        "list of images in several folders, with a column called like a label",
+        steps(
+            images("part_1/{1..6}.jpg", "part_2/{7..9}.jpg"),
+            text(
+                "a.csv", "id,dx_label,sex\n" + "".join(f"{i},{'uv'[i % 2]},{'fm'[i % 3 == 0]}\n" for i in range(1, 10))
+            ),
+        ),
+        *("list", "classification", 9),
+        classes=["u", "v"],
+    ),
+    Case(
+        "list of Roboflow with spaces, and answers for a competition",
+        steps(
+            images("{train,test}/{1..3}.jpg"),
+            text("train/_classes.csv", "filename, cat, dog\n1.jpg, 1, 0\n2.jpg, 1, 1\n3.jpg, 0, 1\n"),
+            text("sample_submission.csv", "id,label\n1.jpg,0\n2.jpg,0\n"),
+        ),
+        *("list", "classification", 3),
+        classes=["cat", "dog"],
+        notes=["not read: test/"],
+    ),
+    Case(
+        "class folders with lists of splits",
+        steps(
+            images("images/{a,b}/{1..3}.jpg"),
+            text("meta/trainlist01.txt", "a/1\na/2\nb/1\nb/2\n"),
+            text("meta/testlist01.txt", "images/a/3.jpg 1\nimages/b/3.jpg 2\n"),
+            text("meta/classes.txt", "a\nb\n"),
+        ),
+        *("class_folders", "classification", 4, None, 2),
+    ),
+    Case(
+        "class folders with regions of interest",
+        steps(
+            images("{00000,00001}/{1..2}.ppm"),
+            *(
+                text(f"0000{c}/GT-0000{c}.csv", f"Filename;Width;Height;X1;Y1;X2;Y2;ClassId\n1.ppm;8;8;1;1;5;5;{c}\n")
+                for c in (0, 1)
+            ),
+        ),
+        *("class_folders", "classification", 4),
+    ),
+    Case(
+        "test data with a class of its own, from an archive of macOS",
+        images("x/train/{a,b}/{1..2}.jpg", "x/test/{a,b,c}/1.jpg", "__MACOSX/x/train/{a,b}/1.jpg"),
+        *("class_folders", "classification", 4, None, 2),
+        notes=["c are no classes of the training data"],
+    ),
     Case("idx files", lambda make: idx(make, "train", "t10k"), "idx", "classification", 4, None, 4),
 ]
 
@@ -262,6 +317,60 @@ DETECTION = [
         steps(images("pictures/{1..2}.jpg"), content("boxes/my.json", coco(TWO))),
         *("coco", "detection", 2),
         file="boxes/my.json",
+    ),
+    Case(
+        "COCO with the same names in each split, one folder down",
+        steps(
+            images("x/{train,val}/imgs/{1..2}.jpg"),
+            content("x/ann/train.json", coco(TWO)),
+            content("x/ann/val.json", coco(["imgs\\1.jpg"])),
+        ),
+        *("coco", "detection", 2, 1),
+    ),
+    Case(
+        "objects of each image in lines of JSON",
+        steps(
+            images("train/{1..2}.jpg"),
+            text(
+                "train/metadata.jsonl",
+                '{"file_name": "1.jpg", "objects": {"bbox": [[1, 1, 4, 4], [0, 5, 3, 3]], "category": ["a", "b"]}}\n'
+                '{"file_name": "2.jpg", "objects": {"bbox": [], "category": []}}\n',
+            ),
+        ),
+        *("boxes", "detection", 2),
+        classes=["a", "b"],
+    ),
+    Case(
+        "MOTChallenge",
+        steps(
+            images("train/{A,B}/img1/{000001..000003}.jpg", "test/C/img1/000001.jpg"),
+            *(text(f"train/{name}/gt/gt.txt", "1,1,1,1,4,4,1,1,1\n2,1,2,2,4,4,1,1,1\n") for name in "AB"),
+        ),
+        *("mot", "detection", 6),
+        classes=["pedestrian"],
+        notes=["not read: test/"],
+    ),
+    Case(
+        "DOTA in deeper folders",
+        steps(images("train/images/P1.png"), text("train/labelTxt-v1.0/labelTxt/P1.txt", DOTA_LINES)),
+        *("dota", "detection", 1),
+    ),
+    Case(
+        "data.yaml beside the folder of its path",
+        steps(
+            lambda make: yolo(make, ("x/images/train", "x/labels/train")),
+            text("x.yaml", "path: ../x\ntrain: images/train\nnames: [a, b]\n"),
+        ),
+        *("yolo", "detection", 2),
+        notes=["there is no folder ../x"],
+    ),
+    Case(
+        "list of boxes without names of columns in each split",
+        steps(
+            images("{train,valid}/{1..2}.jpg"),
+            *(text(f"{s}/x.csv", "1.jpg,1,2,6,7,a\n2.jpg,1,2,6,7,b\n") for s in ("train", "valid")),
+        ),
+        *("boxes", "detection", 2, 2),
     ),
     Case(
         "Roboflow's COCO",
@@ -672,6 +781,31 @@ SEGMENTATION = [
         *("maps", "segmentation", 2, None, 2),
     ),
     Case(
+        "a folder of images and maps for each scene",
+        steps(images("{a,b}/img/{1..2}.jpg"), maps("{a,b}/gt/{1..2}.png")),
+        *("maps", "segmentation", 4),
+    ),
+    Case(
+        "folders of both below splits",
+        steps(images("{Train,Val}/{a,b}/images_png/{1..2}.jpg"), maps("{Train,Val}/{a,b}/masks_png/{1..2}.png")),
+        *("maps", "segmentation", 4, 4),
+    ),
+    Case(
+        "maps beside images in several folders",
+        steps(images("{a,b}/a ({1..3}).png"), maps("{a,b}/a ({1..3})_mask.png", values=(0, 255))),
+        *("maps", "segmentation", 6),
+        classes=["background", "object"],
+    ),
+    Case(
+        "maps by hand beside other masks",
+        steps(
+            images("images/{21..24}_training.tif"),
+            maps("mask/{21..24}_training_mask.gif", values=(0, 255)),
+            maps("1st_manual/{21..24}_manual1.gif", values=(0, 1)),
+        ),
+        *("maps", "segmentation", 4),
+    ),
+    Case(
         "maps with one end beside images",
         steps(images("{1..9}.jpg"), maps("{1..9}_L.png")),
         *("maps", "segmentation", 9),
@@ -863,6 +997,16 @@ OTHERS = [
         8,
     ),
     Case(
+        "folders of queries and a gallery",
+        images("train/{0001,0002}/{1..2}.jpg", "query/0003/1.jpg", "gallery/{0003,0004}/2.jpg"),
+        *("gallery_folders", "reid", 4, None, 3),
+    ),
+    Case(
+        "folders of queries and a gallery with names of cameras",
+        images("train/{0001,0002}_c{1,2}_1.jpg", "query/0003_c1_1.jpg", "gallery/0003_c2_1.jpg"),
+        *("gallery_folders", "reid", 4, None, 2),
+    ),
+    Case(
         "folders of identities", images("{01..60}/{1..2}.jpg"), "identity_folders", "reid", 120, given={"task": "reid"}
     ),
     Case("classes as identities", images(*CAT_SPLITS), "class_folders", "reid", 6, given={"task": "reid"}),
@@ -910,6 +1054,50 @@ OTHERS = [
         "folders of frames",
         steps(images("{a,b}/{1..3}.jpg"), text("train.txt", "a 3 0\nb 3 1\n")),
         *("video_list", "video", 2),
+    ),
+    Case(
+        "lists of videos with names of columns",
+        lambda make: steps(
+            lambda m: videos(m, "train/{1..3}.avi", "test/4.avi"),
+            text("train.csv", "video_name,tag\n1.avi,run\n2.avi,jump\n3.avi,run\n"),
+            text("test.csv", "video_name,tag\n4.avi,run\n"),
+        )(make),
+        *("video_list", "video", 3, None, 1),
+        classes=["jump", "run"],
+    ),
+    Case(
+        "lists of videos with spaces",
+        lambda make: steps(
+            lambda m: videos(m, "clips/{1..3}.mp4"), text("train.csv", "clips/1.mp4 0\nclips/2.mp4 2\n")
+        )(make),
+        *("video_list", "video", 2),
+        classes=["0", "1", "2"],
+    ),
+    Case(
+        "folders of frames with names of classes",
+        steps(
+            images("x/{1..3}/{1..3}.jpg"),
+            text("x-train.csv", "1;to the left\n2;to the right\n"),
+            text("x-validation.csv", "3;to the left\n"),
+        ),
+        *("video_list", "video", 2, 1),
+        classes=["to the left", "to the right"],
+    ),
+    Case(
+        "folders of videos with lists of splits",
+        lambda make: steps(
+            lambda m: videos(m, "UCF/{a,b}/v_g{01..03}.avi"),
+            text("lists/trainlist01.txt", "a/v_g01.avi 1\na/v_g02.avi 1\nb/v_g01.avi 2\n"),
+            text("lists/testlist01.txt", "a/v_g03.avi\nb/v_g03.avi\n"),
+        )(make),
+        *("video_folders", "video", 3, None, 2),
+    ),
+    Case(
+        "classes at the end of names of files",
+        images("img{1..6}_{cat,dog}.jpg"),
+        *("file_names", "classification", 12),
+        given={"task": "classification"},
+        classes=["cat", "dog"],
     ),
     Case(
         "classes in names of files",
@@ -1010,6 +1198,21 @@ AMBIGUOUS = [
         "names of files that may begin with classes",
         images("{cat,dog}.{1..9}.jpg"),
         ["several ways", "--task classification", "cat, dog", "--task selfsup"],
+    ),
+    Wrong(
+        "names of files that may end with classes",
+        images("ab{1..9}-{cat,dog}.png"),
+        ["several ways", "--task classification", "end with: cat, dog", "--task selfsup"],
+    ),
+    Wrong(
+        "numbers in place of classes",
+        steps(images("{1..4}.jpg"), text("a.csv", "path,age\n1.jpg,20.5\n2.jpg,31\n3.jpg,44\n4.jpg,9\n")),
+        ["a.csv", "age has numbers", "regression"],
+    ),
+    Wrong(
+        "annotations of another format beside one folder of images",
+        steps(images("pics/{1..2}.jpg"), *(text(f"gt/gt_{i}.txt", "1,1,4,1,4,4,1,4,Hello\n") for i in (1, 2))),
+        ["2 images", "gt_1.txt", "is not recognized"],
     ),
     Wrong(
         "images and maps of other names",

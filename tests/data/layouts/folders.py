@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-FORMATS = {".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG", ".tif": "TIFF", ".bmp": "BMP"}
+FORMATS = {".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG", ".tif": "TIFF", ".bmp": "BMP", ".gif": "GIF", ".ppm": "PPM"}
 
 
 @cache

@@ -102,3 +102,20 @@ def test_broken_boxes_are_clipped_or_dropped(tmp_path: Path) -> None:
     clipped = objects(tmp_path, content, broken="clip")
     assert {name: len(found) for name, found in clipped.items()} == {"1.jpg": 1, "2.jpg": 0}
     assert objects(tmp_path, content, broken="drop") == {"1.jpg": [], "2.jpg": []}
+
+
+def test_the_objects_of_an_image_in_one_row(tmp_path: Path) -> None:
+    lists = '"objects": {"bbox": [[1, 2, 3, 4], [0, 0, 8, 8]], "category": ["b", "a"], "id": [1, 2]}'
+    entries = '"objects": [{"bbox": [1, 2, 3, 4], "category": "b"}, {"bbox": [0, 0, 8, 8], "category": "a"}]'
+    given: dict[str, Any] = {"objects": "objects", "box": ["bbox"], "label": "category", "format": "corner_size"}
+    for number, row in enumerate((lists, entries)):
+        content = f'{{"path": "1.jpg", {row}}}\n{{"path": "2.jpg", "objects": {{"bbox": [], "category": []}}}}\n'
+        assert objects(tmp_path, content, f"{number}.jsonl", **given) == EXPECTED
+
+
+def test_broken_boxes_and_missing_images_are_fixed(tmp_path: Path) -> None:
+    content = f"{CORNERS}1.jpg,a,-4,1,4,6\n9.jpg,a,1,1,4,6\n2.jpg,b,5,5,5,6\n"
+    with pytest.raises(ValueError, match="1 missing image"):
+        objects(tmp_path, content, broken="clip")
+    assert objects(tmp_path, content, broken="drop") == {"1.jpg": [], "2.jpg": []}
+    assert objects(tmp_path, content, broken="fix") == {"1.jpg": [("a", [-4, 1, 8, 5])], "2.jpg": []}

@@ -21,6 +21,7 @@ from opabinia.data.sources import (
     class_folders,
     cuhk03,
     dukemtmc,
+    gallery_folders,
     identity_table,
     in_shop,
     market1501,
@@ -431,3 +432,20 @@ def test_wrong_columns_of_a_list_are_reported(tmp_path: Path) -> None:
     (tmp_path / "list.csv").write_text("path,identity,camera,split\n")
     with pytest.raises(ValueError, match=r"list\.csv lists no image"):
         identity_table(file=tmp_path / "list.csv")
+
+
+@pytest.mark.parametrize(
+    ("names", "cameras"),
+    [
+        (["train/{i}/1.png", "train/{i}/2.png", "query/{i}/1.png", "gallery/{i}/2.png"], 0),
+        (["train/{i}_c1_1.png", "train/{i}_c2_1.png", "query/{i}_c1_1.png", "gallery/{i}_c2_1.png"], 3),
+    ],
+)
+def test_folders_of_queries_and_a_gallery(names: list[str], cameras: int, tmp_path: Path) -> None:
+    save_images(tmp_path, *(name.format(i=f"000{number}") for name in names for number in (1, 2)))
+    train, test = (gallery_folders(root=tmp_path, split=split) for split in ("train", "test"))
+    assert (len(train), train.classes, train.info.camera_count) == (4, ("0001", "0002"), cameras)
+    assert test.info.queries is not None and test.info.queries.tolist() == [True, True, False, False]
+    save_images(tmp_path, "gallery/anna.png")
+    with pytest.raises(ValueError, match=r"gallery: .*anna\.png"):
+        gallery_folders(root=tmp_path)

@@ -101,6 +101,18 @@ def test_classes_select_and_order_folders(pets: Path) -> None:
     assert [source[i]["label"] for i in range(len(source))] == [0, 0, 1, 1, 1]
 
 
+def test_a_list_selects_images(pets: Path) -> None:
+    names = [str(name, "utf-8") for name in ImageFolder(root=pets).names]
+    lines = [f"photos/{names[0]} 1", "", names[-1].rpartition(".")[0]]
+    (pets.parent / "list.txt").write_text("\n".join(lines))
+    source = ImageFolder(root=pets, list_file=pets.parent / "list.txt")
+    assert [source.id(index) for index in range(len(source))] == [names[0], names[-1]]
+    assert source.classes == ImageFolder(root=pets).classes
+    (pets.parent / "list.txt").write_text("cat/no.png 1\n")
+    with pytest.raises(ValueError, match=r"list\.txt: 1 of 1 are not files in class folders: cat/no\.png \(line 1\)"):
+        ImageFolder(root=pets, list_file=pets.parent / "list.txt")
+
+
 def test_the_fingerprint_depends_on_files_and_classes(pets: Path) -> None:
     before = ImageFolder(root=pets).fingerprint()
     assert ImageFolder(root=pets, classes=["dog", "cat", "Zebra"]).fingerprint() != before
@@ -156,6 +168,16 @@ def test_classes_in_names(named: Path) -> None:
         ("x1_left7.png", 2),
     ]
     assert [named_images(root=named, classes=["cat"]).id(index) for index in range(2)] == ["cat.1.png", "cat.12.png"]
+
+
+def test_classes_at_the_end_of_names(tmp_path: Path) -> None:
+    for name in ("img1_cat.png", "x y 12-cat.png", "ab3.Leaf smut.png"):
+        save(tmp_path / name)
+    source = named_images(root=tmp_path, position="end")
+    assert (source.classes, source.info.labels.tolist()) == (("Leaf smut", "cat"), [0, 1, 1])
+    save(tmp_path / "img.png")
+    with pytest.raises(ValueError, match=r"img\.png does not end with a class after a number"):
+        named_images(root=tmp_path, position="end")
 
 
 @pytest.mark.parametrize(

@@ -215,3 +215,16 @@ def test_lines_of_a_path_and_a_label(folder: Path) -> None:
     file.write_text("a/1.png\n")
     with pytest.raises(ValueError, match=r"list.txt, line 1: 'a/1.png' has no label; expected a path and a label"):
         Table(file=file)
+
+
+def test_lists_of_others_are_read_as_they_are(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (folder / "list.csv").write_text("1.png; cat\n3.png;dog\n3.png;dog\nno.png;cat\n")
+    given: dict[str, Any] = {"file": folder / "list.csv", "header": ["path", "label"], "folders": ["a", "b"]}
+    with pytest.raises(ValueError, match="1 image more than once"):
+        Table(**given)
+    source = Table(**given, missing="skip")
+    assert [source.id(index) for index in range(len(source))] == ["a/1.png", "b/3.png"]
+    assert source.classes == ("cat", "dog") and "2 of 4 rows are repeated, or" in caplog.text
+    (folder / "list.csv").write_text("1.png;cat\n1.png;dog\n")
+    with pytest.raises(ValueError, match="1 image more than once"):
+        Table(**given, missing="skip")

@@ -85,6 +85,7 @@ def video_list(tmp_path: Path, text: str, name: str = "list.txt", **keys: Any) -
         ("list.txt", "v/a b.mp4;2\n\nv/c.mp4;0", {"separator": ";"}),
         ("list.csv", "label,path\n2,v/a b.mp4\n0,v/c.mp4\n", {}),
         ("list.tsv", "path\tx\tlabel\nv/a b.mp4\t1\t2\nv/c.mp4\t1\t0\n", {}),
+        ("list.csv", "tag,video\n2,v/a b.mp4\n0,v/c.mp4\n", {"path": "video", "label": "tag"}),
     ],
 )
 def test_lists(name: str, text: str, keys: dict[str, Any], tmp_path: Path) -> None:
@@ -267,6 +268,9 @@ def test_folders_of_frames(tmp_path: Path) -> None:
     assert np.array_equal(source[1]["video"].read([2]).permute(0, 2, 3, 1).numpy(), second[[2]]), (
         "frames are sorted by number"
     )
+    (tmp_path / "list.csv").write_text("v/one;to the left\ntwo three; right\n")
+    named = FrameFolders(file=tmp_path / "list.csv", separator=";")
+    assert (named.classes, named.info.labels.tolist()) == (("right", "to the left"), [1, 0])
     with_pattern = FrameFolders(file=tmp_path / "list.txt", pattern="img_{:05d}.png")
     assert np.array_equal(with_pattern[0]["video"].read([3]).permute(0, 2, 3, 1).numpy(), first[[3]])
 
