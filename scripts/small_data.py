@@ -435,6 +435,24 @@ def kitti(root: Path) -> None:
     )
 
 
+def mot(root: Path) -> None:
+    """Write two videos, ``a`` and ``b``, of 24 frames with two tracks each, in the layout of MOTChallenge."""
+    for video in ("a", "b"):
+        generator = np.random.default_rng(ord(video))
+        colors = generator.integers(96, 256, (2, 3))
+        lines = []
+        (root / video / "img1").mkdir(parents=True)
+        (root / video / "gt").mkdir()
+        for frame in range(24):
+            pixels = generator.integers(0, 64, (48, 64, 3), dtype=np.uint8)
+            for track, color in enumerate(colors):
+                left, top = frame + 16 * track, 2 + 24 * track
+                pixels[top : top + 20, left : left + 20] = color
+                lines.append(f"{frame + 1},{track + 1},{left + 1},{top + 1},20,20,1,1,1")
+            Image.fromarray(pixels).save(root / video / "img1" / f"{frame + 1:06d}.png")
+        (root / video / "gt" / "gt.txt").write_text("\n".join(lines), encoding="utf-8")
+
+
 def visdrone(root: Path) -> None:
     """VisDrone's format: a text file for each image with objects."""
     _text_boxes(

@@ -133,6 +133,13 @@ SMALLER = {
     "detection/coco_format": (
         *("train.channels_last=false", "data.batch_size=4", "vars.short=[48, 64]", "vars.test=48", "vars.longest=64"),
     ),
+    "detection/mot": (
+        *("train.channels_last=false", "data.batch_size=4", "vars.short=[48, 64]", "vars.test=48", "vars.longest=64"),
+        *("vars.every=1", "vars.val=[b]"),
+    ),
+    "reid/mot": ("train.channels_last=false", "vars.size=[64, 64]", "data.batch_size=8", "vars.val=[b]"),
+    "detection/digit_tracks": ("data.batch_size=4",),
+    "reid/digit_tracks": ("data.batch_size=16",),
     "detection/bccd": ("vars.short=[48, 64]", "vars.test=48"),
     **{
         f"video/kinetics/{name}": _FILMS
@@ -313,6 +320,8 @@ DATA = {
     **{recipe: small_data.kinetics for recipe in SMALLER if recipe.startswith("video/kinetics/")},
     **{recipe: small_data.listed_videos for recipe in SMALLER if recipe.startswith(("video/some", "video/charades/"))},
     "reid/folder": save_identities,
+    "detection/mot": small_data.mot,
+    "reid/mot": small_data.mot,
     **dict.fromkeys(("video/folder", "video/omniglot_strokes"), small_data.kinetics),
     "classification/clothing_small": save_pictures,
     "classification/fashion_mnist": save_idx,

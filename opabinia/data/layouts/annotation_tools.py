@@ -232,7 +232,7 @@ def read_cvat(folder: Folder) -> Iterator[Layout]:
 
 def _is_cvat(folder: Folder, name: str) -> bool:
     start = folder.head(name, 1 << 16)
-    return "<annotations>" in start and ("<image " in start or "<meta>" in start)
+    return "<annotations>" in start and ("<image " in start or "<meta>" in start) and "<track " not in start
 
 
 def _cvat_root(folder: Folder, name: str, split: str | None) -> str:
@@ -243,8 +243,6 @@ def _cvat_root(folder: Folder, name: str, split: str | None) -> str:
     """
     text = folder.head(name, 1 << 20)
     images = re.findall(r'<image [^>]*name="([^"]+)"', text)[:20]
-    if not images and "<track " in text:
-        raise UnreadableLayout(f"{folder.at(name)} has tracks of a video; export it as CVAT for images 1.1")
     whole, place = folder.whole, above(name)
     own = [sub for sub in whole.folders if split and split_of(sub) == split]
     root = whole.root_of(images, ["", place, "images", *own, *(f"images/{sub}" for sub in own)])

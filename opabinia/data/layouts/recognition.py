@@ -23,8 +23,9 @@ from opabinia.data.layouts.maps import read_map_list, read_maps
 from opabinia.data.layouts.packed import read_hugging_face, read_idx, read_parquet, read_shards
 from opabinia.data.layouts.readings import convert
 from opabinia.data.layouts.sketches import describe_unrecognized, nearest_layouts
-from opabinia.data.layouts.text_files import read_kitti, read_mot, read_visdrone
+from opabinia.data.layouts.text_files import read_kitti, read_visdrone
 from opabinia.data.layouts.text_labels import read_dota, read_yolo
+from opabinia.data.layouts.tracks import read_tracks
 from opabinia.data.layouts.via import read_via_files
 from opabinia.data.layouts.videos import read_packed_videos, read_video_lists
 from opabinia.runtime.files import describe_missing
@@ -37,6 +38,7 @@ Reader = Callable[[Folder], Iterator[Layout]]
 _READERS: Sequence[Sequence[Reader]] = (
     (
         *(
+            read_tracks,
             read_coco,
             read_yolo,
             read_voc,
@@ -46,7 +48,6 @@ _READERS: Sequence[Sequence[Reader]] = (
             read_dota,
             read_kitti,
             read_visdrone,
-            read_mot,
         ),
         *(read_maps, read_map_list, read_named_identities),
         *(read_hugging_face, read_parquet, read_idx, read_packed_videos, read_video_lists),

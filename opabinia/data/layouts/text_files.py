@@ -44,21 +44,6 @@ def read_kitti(folder: Folder) -> Iterator[Layout]:
     yield _layout(folder, "kitti", f"boxes of {len(classes)} classes in KITTI's format", places, sections)
 
 
-def read_mot(folder: Folder) -> Iterator[Layout]:
-    """Yield the reading of folders of sequences in the layout of MOTChallenge, with ``gt/gt.txt``."""
-    places = {split: name for split, name in {"train": "", **folder.splits}.items() if _has_tracks(folder.sub(name))}
-    if places:
-        sections = {split: {"name": "mot", "root": folder.at(place)} for split, place in places.items()}
-        check_training(folder, sections, "expected a folder train with gt/gt.txt in each sequence")
-        description = "boxes in frames of videos in the layout of MOTChallenge"
-        notes = folder.others([*places.values()]) if places["train"] else ()
-        yield make_layout("mot", "detection", description, sections, notes=notes)
-
-
-def _has_tracks(folder: Folder) -> bool:
-    return any(folder.sub(name).has("gt/gt.txt") for name in folder.folders[:_FILES])
-
-
 def read_visdrone(folder: Folder) -> Iterator[Layout]:
     """Yield the reading of text files of VisDrone's format.
 

@@ -124,9 +124,11 @@ def _read_videos(
         ValueError: a name is unknown, there is no video, or a file is damaged.
     """
     present = sorted(videos)
+    listed = ", ".join(present[:5]) + (" ..." if len(present) > 5 else "")
+    if sequences == []:
+        raise ValueError(f"sequences: none is named; {root} has {listed}")
     for option, chosen in (("sequences", sequences or []), ("exclude", exclude or [])):
         if unknown := [name for name in chosen if name not in present]:
-            listed = ", ".join(present[:5]) + (" ..." if len(present) > 5 else "")
             raise ValueError(f"{option}: {root} has no sequence {shortened(unknown[0])}; it has {listed}")
     selected = [name for name in present if (sequences is None or name in sequences) and name not in (exclude or [])]
     if not selected:

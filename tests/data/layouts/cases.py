@@ -34,6 +34,11 @@ TWO = ["1.jpg", "2.jpg"]
 SELFSUP = {"task": "selfsup"}
 TF = "filename,width,height,class,xmin,ymin,xmax,ymax\n"
 KITTI = "0.00 0 -1.58 1 1 5 5 1.5 1.6 3.7 1.8 1.5 8.4 0.01"
+TRACKED = (("a", 1), ("a-again", 1), ("b", 2), ("c", 3))
+CVAT_VIDEO = (
+    "<annotations><meta><task><labels><label><name>dog</name></label></labels></task></meta>"
+    '<track id="0" label="dog"><box frame="0" outside="0" xtl="1" ytl="1" xbr="4" ybr="4"/></track></annotations>'
+)
 VISDRONE = "0,0,3,3,0,0,0,0\n1,1,4,4,1,4,0,0\n2,2,3,3,1,11,0,0,\n"
 YAML = "path: .\ntrain: images/train\nval: images/val\nnames: [cat, dog]\n"
 
@@ -341,12 +346,12 @@ DETECTION = [
         classes=["a", "b"],
     ),
     Case(
-        "MOTChallenge",
+        "MOTChallenge with folders of splits",
         steps(
             images("train/{A,B}/img1/{000001..000003}.jpg", "test/C/img1/000001.jpg"),
             *(text(f"train/{name}/gt/gt.txt", "1,1,1,1,4,4,1,1,1\n2,1,2,2,4,4,1,1,1\n") for name in "AB"),
         ),
-        *("mot", "detection", 6),
+        *("tracks", "detection", 3, 3),
         classes=["pedestrian"],
         notes=["not read: test/"],
     ),
@@ -618,6 +623,35 @@ DETECTION = [
         ),
         *("kitti", "detection", 2),
         classes=["Car", "Tram"],
+        notes=["not read: testing/"],
+    ),
+    Case(
+        "MOTChallenge",
+        steps(
+            images("{a,a-again,b,c}/img1/{1..2}.jpg"),
+            *(text(f"{name}/gt/gt.txt", f"1,1,{side},1,4,4,1,1,1\n") for name, side in TRACKED),
+        ),
+        *("tracks", "detection", 4, 2),
+        classes=["pedestrian"],
+        notes=["their tracks are those of others: a-again", "held out for validation: c", "--task reid"],
+    ),
+    Case(
+        "CVAT for video",
+        steps(
+            images("{a,b}/images/frame_{000000..000002}.png"),
+            *(text(f"{name}/annotations.xml", CVAT_VIDEO) for name in ("a", "b")),
+        ),
+        *("tracks", "detection", 3, 3),
+        classes=["dog"],
+    ),
+    Case(
+        "KITTI tracking",
+        steps(
+            images("training/image_02/{0000,0001}/{000000..000001}.png", "testing/image_02/0002/000000.png"),
+            *(text(f"training/label_02/{name}.txt", f"0 1 Car {KITTI}\n") for name in ("0000", "0001")),
+        ),
+        *("tracks", "detection", 2, 2),
+        classes=["Car"],
         notes=["not read: testing/"],
     ),
     Case(
@@ -1261,6 +1295,20 @@ AMBIGUOUS = [
 ]
 
 BROKEN = [
+    Wrong(
+        "a single video of CVAT",
+        steps(images("images/{1..2}.jpg"), text("annotations.xml", CVAT_VIDEO)),
+        ["has tracks of a video; expected a folder for each video: a/annotations.xml, a/images/frame_000000.png"],
+    ),
+    Wrong(
+        "videos of two formats",
+        steps(
+            images("train/a/img1/1.jpg", "val/a/images/1.jpg"),
+            text("train/a/gt/gt.txt", "1,1,1,1,4,4,1"),
+            text("val/a/annotations.xml", CVAT_VIDEO),
+        ),
+        ["has videos in the formats of cvat and mot; give one of them"],
+    ),
     Wrong("nothing", lambda make: None, ["is empty"]),
     Wrong("empty folders", lambda make: (make.root / "a").mkdir(), ["is empty"]),
     Wrong("no such folder", lambda make: None, ["there is no such folder"], file="gone"),

@@ -305,6 +305,7 @@ def test_a_frame_that_is_no_image(tmp_path: Path) -> None:
     [
         ({"sequences": ["c"]}, "sequences: .* has no sequence 'c'; it has a, b"),
         ({"exclude": ["c"]}, "exclude: .* has no sequence 'c'; it has a, b"),
+        ({"sequences": []}, "sequences: none is named; .* has a, b"),
         ({"sequences": ["a"], "exclude": ["a"]}, "no sequence is left of 2 sequences"),
         ({"classes": ["cat"]}, "classes: .* has no class 'cat'; it has pedestrian, person on vehicle"),
         ({"classes": ["car", "car"]}, "classes: 'car' is given twice"),
