@@ -349,7 +349,7 @@ DETECTION = [
         "MOTChallenge with folders of splits",
         steps(
             images("train/{A,B}/img1/{000001..000003}.jpg", "test/C/img1/000001.jpg"),
-            *(text(f"train/{name}/gt/gt.txt", "1,1,1,1,4,4,1,1,1\n2,1,2,2,4,4,1,1,1\n") for name in "AB"),
+            *(text(f"train/{name}/gt/gt.txt", f"1,{ord(name)},1,1,4,4,1,1,1\n") for name in "AB"),
         ),
         *("tracks", "detection", 3, 3),
         classes=["pedestrian"],
