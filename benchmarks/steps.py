@@ -150,7 +150,7 @@ def multitask_config() -> dict[str, Any]:
     maps["losses"], maps["decoder"]["dropout"] = ["cross_entropy"], 0.0
     config["data"]["batch_size"] = 40
     for name, share in {"boxes": 0.2, "identities": 0.8}.items():
-        config["data"]["train"]["source"]["streams"][name]["share"] = share
+        config["task"]["tasks"][name]["batch_share"] = share
     return config
 
 

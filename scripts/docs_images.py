@@ -141,7 +141,7 @@ def selfsup(predictor: Predictor, count: int = 600) -> Image.Image:
     samples = [source[number * len(source) // count] for number in range(count)]
     points = TSNE(random_state=0, init="pca").fit_transform(_embeddings(predictor, samples).numpy())
     labels = [sample["label"] for sample in samples]
-    plot = scatter_plot(points, labels, [str(digit) for digit in range(10)], title="", size=(560, 380))
+    plot = scatter_plot(points, labels, [str(digit) for digit in range(10)], title="")
     return plot.resize((280, 190), Image.Resampling.LANCZOS)
 
 

@@ -45,6 +45,14 @@ NOT_RUN = {
     r"opabinia (predict RUN|track \S+) (rtsp|webcam):": "a camera; tests/inference/test_frames.py has a server",
     r"opabinia .*score_calibration": "a detector with its maps; tests/evaluation/test_score_calibration.py",
     r"opabinia (eval|sweep|report) runs/detection/mot": "videos with tracks; tests/cli/test_tracking.py has some",
+    r"opabinia .*s3://": "a bucket; tests/training/test_remote_runs.py and tests/cli have a server",
+    r"opabinia config import (mm|pyslowfast|paddlevideo)": "configs of other systems; tests/migration has some",
+    r"opabinia train slowfast.yaml": "the config that the command before it imports",
+    r"(python|opabinia train) docs/examples/comparison": "tests/docs/test_comparison.py runs them",
+    r"opabinia .*model.safetensors": "a file of weights; tests/models/weights has some",
+    r"opabinia train detection/digits_oriented": "oriented boxes; tests/tasks has some",
+    r"python predict.py": "the folder of an export; tests/inference/test_export.py runs it",
+    r"opabinia serve .*(model.onnx|imagenet|token)": "a file, weights, a password: tests/inference/test_serve.py has them",
     r"opabinia .*--nnodes": "several machines; tests/faults/test_hosts.py simulates them on one",
 }
 """Commands that no test runs as written; their arguments are parsed all the same."""
@@ -66,7 +74,8 @@ SERVER = r"(opabinia serve|curl) "
 
 RUN = {
     r"gallery": "runs/reid/digits/default",
-    r"predict.*--split": "runs/detection/digits/default",
+    r"boxes|maps|identities": "runs/multitask/digits/default",
+    r"predict.*--split|tile": "runs/detection/digits/default",
     r"track": "runs/detection/digits/default",
     r"replay": "runs/classification/digits/default",
     r"": "runs/selfsup/digits_vicreg/default",
@@ -152,8 +161,11 @@ def environment() -> dict[str, str]:
     return {**os.environ, "HOME": str(Path.cwd()), "PYTHONPATH": str(ROOT), "PATH": programs}
 
 
+SERVED = [line for _, line in commands() if line.startswith("opabinia serve ") and reason(line) is None]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("line", [line for _, line in commands() if line.startswith("opabinia serve ")])
+@pytest.mark.parametrize("line", SERVED)
 def test_the_server_answers(line: str, workspace: Callable[..., Path]) -> None:
     for library in ("fastapi", "uvicorn", "python_multipart"):
         pytest.importorskip(library, reason=f"{library} is absent: pip install 'opabinia[serve]'")

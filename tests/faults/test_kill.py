@@ -76,7 +76,7 @@ def killed_and_resumed(
     run = Run(server, recipe, out)
     killed_at: list[str] = []
     for number, (moment, count) in enumerate(zip(moments, workers, strict=False)):
-        resume = ["--resume"] * bool(number)
+        resume = ["--resume", "auto"] * bool(number)  # it may have been killed before it had a folder
         program = run.start(f"data.num_workers={count}", *resume, environment={SLOW: "0.002"})
         try:
             program.until(lambda program=program: program.trace)
@@ -85,7 +85,7 @@ def killed_and_resumed(
             break
         program.kill()
         killed_at.append(program.trace[-1])
-    run.train(f"data.num_workers={workers[len(moments)]}", "--resume")
+    run.train(f"data.num_workers={workers[len(moments)]}", "--resume", "auto")
     print(killed_at)
     return run.folder, killed_at
 

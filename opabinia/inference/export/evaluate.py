@@ -139,8 +139,10 @@ def open_evaluation(
             streams = {SINGLE: streams[subtasks(resolved.config)[name]["stream"] or name]}
         validation, scores = plan(streams, streams[SINGLE].source.classes if SINGLE in streams else ())
 
+    all_evaluators = validation.evaluators
+
     def evaluators_of_predictions(_: Task, dataset_info: DatasetInfo) -> list[Evaluator]:
-        found = validation.evaluators(task, dataset_info)
+        found = all_evaluators(task, dataset_info)
         exported = {name.removeprefix(f"{dataset_info.task}/") for name in outputs}
         return [evaluator for evaluator in found if set(evaluator.layers) <= exported]
 
