@@ -118,7 +118,7 @@ WEIGHTS = {"maps": 4.0, "identities": 1.1}
 
 def multitask(net: Any) -> Loss:
     def loss(batch: Batch) -> Tensor:
-        scenes, identities = batch["streams"]["boxes"], batch["streams"]["identities"]
+        scenes, identities = batch["streams"]["maps"], batch["streams"]["identities"]
         pixels = pixel_loss(net, net.tasks["maps"].decoder, scenes)
         identity = identity_loss(net, net.tasks["identities"], identities)
         return WEIGHTS["maps"] * pixels + WEIGHTS["identities"] * identity
@@ -142,15 +142,17 @@ def detection_config() -> dict[str, Any]:
 
 def multitask_config() -> dict[str, Any]:
     """Segmentation and re-identification on one backbone, with its batch norms."""
-    config = multi_config((), ("maps", "identities"))
+    config = multi_config((), ("boxes", "maps", "identities"))
+    tasks = config["task"]["tasks"]
+    tasks["maps"] |= {"data": tasks.pop("boxes")["data"], "stream": None}
     config["task"] |= {"norms": "shared"}
     for name, weight in WEIGHTS.items():
-        config["task"]["tasks"][name]["weight"] = weight
-    maps = config["task"]["tasks"]["maps"]["task"]
+        tasks[name]["weight"] = weight
+    maps = tasks["maps"]["task"]
     maps["losses"], maps["decoder"]["dropout"] = ["cross_entropy"], 0.0
     config["data"]["batch_size"] = 40
-    for name, share in {"boxes": 0.2, "identities": 0.8}.items():
-        config["task"]["tasks"][name]["batch_share"] = share
+    for name, share in {"maps": 0.2, "identities": 0.8}.items():
+        tasks[name]["batch_share"] = share
     return config
 
 

@@ -52,7 +52,7 @@ NOT_RUN = {
     r"opabinia .*model.safetensors": "a file of weights; tests/models/weights has some",
     r"opabinia train detection/digits_oriented": "oriented boxes; tests/tasks has some",
     r"python predict.py": "the folder of an export; tests/inference/test_export.py runs it",
-    r"opabinia serve .*(model.onnx|imagenet|token)": "a file, weights, a password: tests/inference/test_serve.py has them",
+    r"opabinia serve .*(model.onnx|imagenet|token)": "files; tests/inference/test_serve.py has them",
     r"opabinia .*--nnodes": "several machines; tests/faults/test_hosts.py simulates them on one",
 }
 """Commands that no test runs as written; their arguments are parsed all the same."""

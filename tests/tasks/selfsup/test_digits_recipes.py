@@ -7,8 +7,8 @@ import pytest
 from opabinia.config.compose import packaged_names
 from opabinia.training.launch import train
 
-# Slow at first: NPID compares with embeddings of the last epoch, MAE reconstructs pixels, and BYOL's teacher is near its
-# random start (0.32 here, 0.57 after the whole recipe).
+# Slow at first: NPID compares with embeddings of the last epoch, MAE reconstructs pixels, and BYOL's teacher is near
+# its random start (0.32 here, 0.57 after the whole recipe).
 SLOW = {"selfsup/digits_npid", "selfsup/digits_mae", "selfsup/digits_byol"}
 DISTILLATION = "selfsup/digits_distillation"
 RECIPES = [name for name in packaged_names() if name.startswith("selfsup/digits_") and name != DISTILLATION]
