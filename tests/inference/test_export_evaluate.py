@@ -26,10 +26,12 @@ from opabinia.inference.export.files import LIBRARIES, write_openvino
 from opabinia.inference.export.job import ExportMismatch
 from opabinia.inference.export.precision import excluded_nodes, layer_names, output_layers, write_fp16, write_int8
 from opabinia.inference.load import RunModel
+from opabinia.inference.predictor import Predictor
 from opabinia.inference.serving.address import is_exported, open_socket
 from opabinia.inference.serving.inference import Inference
 from opabinia.inference.serving.limits import Limits, Upload
 from opabinia.tasks.detection.export import DetectionExport
+from opabinia.training.run_folder import chosen_checkpoint, resolve
 
 
 def save_graph(
@@ -249,6 +251,13 @@ def test_the_resize_rule_of_transforms() -> None:
     assert resize_rule([{"name": "Resize", "size": [256]}, {"name": "CenterCrop", "size": 192}], 192) == ("crop", 0.75)
     assert resize_rule([{"name": "Resize", "size": [128, 64]}], 64) == ("stretch", 1.0)
     assert resize_rule([], 64) == ("stretch", 1.0)
+
+
+def test_the_original_has_the_score_of_its_run(run: Path, predictor: Predictor) -> None:
+    checkpoint = chosen_checkpoint(run, "best")
+    (evaluation,) = evaluate.open_evaluations(resolve(run, []), checkpoint, predictor, {"logits"}, [])
+    scores = json.loads((run / "results.json").read_text(encoding="utf-8"))
+    assert evaluation.score(evaluation.task) == scores[evaluation.metric]
 
 
 @pytest.mark.slow
