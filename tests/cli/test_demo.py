@@ -17,7 +17,7 @@ import pytest
 from rich.console import Console
 
 from opabinia.cli import demo
-from opabinia.cli.demo import PARTS, DemoTask
+from opabinia.cli.demo import PARTS, TRACKING, DemoTask
 from opabinia.cli.side_by_side import TrainingProcess, _table
 from opabinia.runtime.durations import Duration
 from opabinia.runtime.signals import Stopped
@@ -74,7 +74,7 @@ def test_the_same_command_resumes(opabinia: Opabinia, tmp_path: Path, monkeypatc
 
 
 def test_user_errors(opabinia: Opabinia, tmp_path: Path) -> None:
-    result = opabinia("demo", "tracking")
+    result = opabinia("demo", "depth")
     assert result.status == 2 and "segmentation" in result.err and "detection" in result.err
     (tmp_path / "runs").write_text("no folder")
     result = opabinia("demo", "classification", "--out", tmp_path / "runs")
@@ -156,6 +156,23 @@ def test_all_tasks(opabinia: Opabinia, tmp_path: Path, fake_training: Callable[.
     assert calls(out) == started
 
 
+def test_tracking(
+    opabinia: Opabinia, tmp_path: Path, fake_training: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both models are trained side by side; then their tracks are evaluated."""
+    evaluated: list[tuple[Path, Path]] = []
+    monkeypatch.setattr(demo, "_track", lambda *runs: evaluated.append(runs))
+    out = tmp_path / "runs"
+    result = opabinia("demo", "tracking", "--out", out)
+    assert result.status == 0, result.err
+    assert {*calls(out)} == {part.recipe for part in TRACKING.values()}
+    assert evaluated == [(out / "detection/digit_tracks/demo", out / "reid/digit_tracks/demo")]
+    assert f"report of 2 runs in {out / 'demo-tracking.html'}" in result.out
+    fake_training({"reid/digit_tracks": "fail"})
+    assert opabinia("demo", "tracking", "--out", out, "--name", "again").status == 1
+    assert len(evaluated) == 1
+
+
 def test_a_failure_stops_no_other_task(opabinia: Opabinia, tmp_path: Path, fake_training: Callable[..., None]) -> None:
     fake_training({"detection/digits": "fail"})
     result = opabinia("demo", "--out", tmp_path / "runs")
@@ -190,9 +207,9 @@ def test_ctrl_c_stops_all_processes_and_the_same_command_resumes(
 def test_torch_is_not_imported(tmp_path: Path, fake_training: Callable[..., None]) -> None:
     """The process that shows the table must not slow down those that train."""
     code = (
-        "import sys; from pathlib import Path; from opabinia.cli.demo import _train_all; "
+        "import sys; from pathlib import Path; from opabinia.cli.demo import PARTS, _train_all; "
         f"sys.executable = {str(tmp_path / 'python')!r}; "
-        f"_train_all(Path({str(tmp_path)!r}), 'short'); assert 'torch' not in sys.modules"
+        f"_train_all(PARTS, Path({str(tmp_path)!r}), 'short'); assert 'torch' not in sys.modules"
     )
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}  # as on the first call
     subprocess.run([PYTHON, "-c", code], check=True, env=environment)

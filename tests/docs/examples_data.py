@@ -54,6 +54,7 @@ OVERRIDES = {
     "strokes.yaml": ["vars.size=32", "data.batch_size=4", *TWO_STEPS],
     "multitask/digits": TWO_STEPS,
     "my.yaml": ["data.sampler={name: subset, num_samples: 64}", "data.batch_size=4", *TWO_STEPS],
+    "reid/digit_tracks": ["data.batch_size=16", *TWO_STEPS],
     "reid/folder": ["vars.size=[32, 32]", "vars.identities=2", "vars.instances=2", "data.batch_size=4", *TWO_STEPS],
     "reid": [
         "vars.pretrained=false",
