@@ -8,6 +8,7 @@ import pytest
 from torchvision.transforms import v2
 
 from opabinia.config import ConfigError, config_of, register
+from opabinia.config.build import build
 from opabinia.config.compose import packaged_names
 from opabinia.data.sources import Concat, Digits
 from opabinia.training.run_folder import build_parts, resolve
@@ -43,7 +44,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
 
 def built(recipe: str) -> tuple[dict[str, Any], TrainingRun]:
     resolved = resolve(recipe, ["data.num_workers=0"])
-    return resolved.config, TrainingRun(**build_parts(resolved).keywords)
+    return resolved.config, TrainingRun(**build(resolved.config, origins=resolved.origins).keywords)
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
