@@ -74,7 +74,7 @@ def test_commands_are_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     completions.save_commands(completions.describe_command(typer.main.get_command(app)))
     assert completions.from_cache("opabinia tr") == ["track", "train"]
     program = (
-        "import sys; from opabinia.cli import main\ntry: main(['completion', '--line', 'opabinia train reid/dig'])"
+        "import sys; from opabinia.cli import main\ntry: main(['completion', '--line', 'opabinia train reid/digits'])"
     )
     program += "\nfinally: print(*{'typer', 'pydantic', 'opabinia.config'} & set(sys.modules))"
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
