@@ -155,7 +155,7 @@ def test_killed_at_every_write_of_a_run(server: Server, recipe: Path, tmp_path: 
         if program.wait() == 0:
             break
         program.expect(-signal.SIGKILL)
-        run.train(*overrides, "--resume")
+        run.train(*overrides, "--resume", "auto")
         assert_same(Outcome.of(run.folder), Outcome.of(whole.folder))
     assert turn > 40
 
