@@ -12,7 +12,7 @@ import typer
 
 from opabinia.cli.errors import option_error, report_errors
 from opabinia.cli.options import Changes, Checkpoint, Device, Reid, Tasks, Weights, split_names
-from opabinia.cli.tracking import default_tracker
+from opabinia.cli.tracking import default_tracker, reid_model, resolve_words
 from opabinia.cli.weights import open_run
 from opabinia.runtime.addresses import is_live
 from opabinia.runtime.local_copies import local_copy
@@ -82,14 +82,11 @@ def track(
         words, overrides = _split_words(paths)
         folder, chosen, _ = open_run(run, None, weights)
         from opabinia.inference.tracking.streams import find_streams
-        from opabinia.training.run_folder import chosen_checkpoint, resolve
-        from opabinia.training.tracking import resolve_tracking
+        from opabinia.training.run_folder import chosen_checkpoint
 
-        name = tracker or default_tracker(reid)
-        plugins = resolve(folder, changes or []).config.get("plugins") or ()
-        tracking = resolve_tracking({"tracker": {}}, [f"tracker.name={name}", *overrides], plugins)
+        tracking = resolve_words(folder, tracker or default_tracker(reid), overrides, changes or [])
         streams = find_streams(words, rate)
-        other = None if reid is None else open_run(reid, None, None)[0]
+        other = reid_model(reid, device)
         from opabinia.inference.load import RunModel
         from opabinia.inference.tracking import track as tracks
         from opabinia.inference.tracking.pipeline import Pipeline
@@ -97,13 +94,13 @@ def track(
 
         with logging_to(None):
             detector = RunModel(folder, changes or [], checkpoint, chosen, device).load(split_names(task))
-            embedder = None if other is None else RunModel(other, device=device).load()
+            embedder = None if other is None else other.load()
             pipeline = Pipeline(detector, embedder, min_score=score)
             settings = {
                 "detector": str(chosen_checkpoint(folder, checkpoint).resolve()),
                 "weights": detector.weights,
                 "--set": list(changes or []),
-                "--reid": other and str(chosen_checkpoint(other, "best").resolve()),
+                "--reid": other and str(chosen_checkpoint(other.run, "best").resolve()),
                 "tracker": tracking.config,
                 "--score": score,
                 "--rate": rate,

@@ -59,8 +59,14 @@ def split_options(
     return of_tracker, others
 
 
-def resolve_words(run: Path, tracker: str, words: Sequence[str]) -> Tracking:
+def resolve_words(run: Path, tracker: str, words: Sequence[str], changes: Sequence[str] = ()) -> Tracking:
     """Return a tracker with its options; it may be of a plug-in of the run.
+
+    Args:
+        run: run folder of the detector.
+        tracker: name of the tracker.
+        words: overrides of its options.
+        changes: overrides of the config of the run.
 
     Raises:
         ConfigError: there is no such tracker or option, or a value does not fit.
@@ -68,12 +74,12 @@ def resolve_words(run: Path, tracker: str, words: Sequence[str]) -> Tracking:
     from opabinia.training.run_folder import resolve
     from opabinia.training.tracking import resolve_tracking
 
-    plugins = resolve(run).config.get("plugins") or ()
+    plugins = resolve(run, changes).config.get("plugins") or ()
     return resolve_tracking({"tracker": {}}, [f"tracker.name={tracker}", *words], plugins)
 
 
-def reid_model(reid: str | None) -> RunModel | None:
-    """Return the model of embeddings.
+def reid_model(reid: str | None, device: str | None = None) -> RunModel | None:
+    """Return the model of embeddings; None without a run.
 
     Raises:
         ConfigError: there is no such run.
@@ -83,7 +89,7 @@ def reid_model(reid: str | None) -> RunModel | None:
     folder = open_run(reid, None, None)[0]
     from opabinia.inference.load import RunModel
 
-    return RunModel(folder)
+    return RunModel(folder, device=device)
 
 
 # --- eval -------------------------------------------------------------------------------------------------------------

@@ -237,12 +237,12 @@ class Predictor:
         with torch.no_grad(), autocast(self.device, self.precision):
             embedded = [self._embed(self._collate([samples[index] for index in indices])) for indices in groups]
         order = torch.tensor([index for indices in groups for index in indices]).argsort()
-        embeddings = torch.cat(embedded).float()[order]
+        embeddings = torch.cat(embedded).float().cpu()[order]
         finite = embeddings.isfinite().all(1).tolist()
         if not all(finite):
             names = ", ".join(str(sample["id"]) for sample, valid in zip(samples, finite, strict=True) if not valid)
             raise DataError(f"the model's embedding is not finite for {names}")
-        return normalize(embeddings, dim=1).cpu()
+        return normalize(embeddings, dim=1)
 
     def _embed(self, batch: Batch) -> Tensor:
         outputs = self._embedding_method(batch)

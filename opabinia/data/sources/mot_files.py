@@ -6,14 +6,22 @@ have -1 for the class and the visibility, and other tools append columns.
 
 from __future__ import annotations
 
-from configparser import ConfigParser, Error
+from configparser import ConfigParser, Error, SectionProxy
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from opabinia.data.sources.annotation_values import MAX_SIDE, errors_in, image_size, leaves_root, parse_whole, shortened
+from opabinia.data.sources.annotation_values import (
+    MAX_SIDE,
+    errors_in,
+    image_size,
+    leaves_root,
+    parse_number,
+    parse_whole,
+    shortened,
+)
 from opabinia.data.sources.annotation_values import text as checked_name
 from opabinia.data.sources.track_rows import BoxTable, TrackFiles, Videos, VideoTracks, list_frames, read_text
 from opabinia.runtime.text import plural
@@ -31,7 +39,7 @@ class SequenceInfo(NamedTuple):
 
     images: str = "img1"
     size: tuple[int, int] = (0, 0)
-    frame_rate: int = 0
+    frame_rate: float = 0
     length: int = 0
 
 
@@ -91,7 +99,17 @@ def _read_info(file: Path) -> SequenceInfo:
     size = number("imHeight"), number("imWidth")
     with errors_in(f"{file}: imWidth x imHeight: "):
         size = image_size(*size) if all(size) else (0, 0)
-    return SequenceInfo(section.get("imDir", "img1"), size, number("frameRate"), number("seqLength"))
+    return SequenceInfo(section.get("imDir", "img1"), size, _frame_rate(section, file), number("seqLength"))
+
+
+def _frame_rate(section: SectionProxy, file: Path) -> float:
+    if "frameRate" not in section:
+        return 0
+    with errors_in(f"{file}: frameRate: "):
+        rate = parse_number(section["frameRate"])
+    if rate <= 0:
+        raise ValueError(f"{file}: frameRate: {rate:g} is not above 0")
+    return rate
 
 
 def _read_names(file: Path) -> list[str]:

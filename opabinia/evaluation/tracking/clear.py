@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from opabinia.evaluation.tracking.pairs import Bools, Floats, Ints, Pairs, blocks, in_conflict
+from opabinia.evaluation.tracking.pairs import Bools, Ints, Pairs, blocks, in_conflict
 
 _CONTINUED = 1000.0
 """Score that a pair of boxes gets if their tracks matched in the frame before; an IoU adds at most 1."""
@@ -44,7 +44,6 @@ class Switch(NamedTuple):
         track: the true track.
         frames: frame of the match before, and of this match.
         predicted: the predicted tracks of both.
-        boxes: left, top, right, bottom of the true box in both frames (2 x 4).
         boxes_lost: matches of the true track with the first or the second predicted track, whichever are fewer: a
             switch in the middle of a track costs most.
     """
@@ -52,7 +51,6 @@ class Switch(NamedTuple):
     track: int
     frames: tuple[int, int]
     predicted: tuple[int, int]
-    boxes: Floats
     boxes_lost: int
 
 
@@ -103,7 +101,6 @@ def identity_switches(pairs: Pairs, threshold: float) -> list[Switch]:
         pairs.true.given_ids[rows[:, 0]].tolist(),
         map(tuple, pairs.true.frames[rows].tolist()),
         map(tuple, pairs.predicted.given_ids[columns].tolist()),
-        pairs.true.corners[rows],
         counts[track_pair[ends]].min(1, initial=len(track_pair)).tolist(),
         strict=True,
     )

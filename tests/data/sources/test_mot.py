@@ -109,6 +109,16 @@ def test_frames_of_tracks(root: Path) -> None:
     )
 
 
+def test_the_frame_rate_is_part_of_the_data(tmp_path: Path) -> None:
+    """Tracks depend on the times of the frames: detections that were kept for others are not used."""
+    fingerprints = set()
+    for rate in ("30", "29.97"):
+        write_sequence(tmp_path / rate / "a", info=INFO.replace("frameRate=30", f"frameRate={rate}"))
+        source = mot(root=tmp_path / rate)
+        fingerprints.add(source.fingerprint())
+    assert len(fingerprints) == 2 and source.ground_truth(1).track.time == 1 / 29.97
+
+
 def test_tracks_of_other_classes(root: Path) -> None:
     source = mot(root=root, classes=["car", "pedestrian"], sequences=["a"])
     relabeled = source.relabeled(("person", "vehicle"), np.array([1, 0]))
@@ -252,8 +262,8 @@ FILES: dict[str, tuple[Callable[[Path], None], str]] = {
     "a key is given twice": (content("seqinfo.ini", INFO + "imWidth=3\n"), "seqinfo.ini is not an INI file"),
     "seqLength is wrong": (entry("seqLength", "30"), "seqLength is 30, there are 25 images"),
     "seqLength is text": (entry("seqLength", "many"), "seqinfo.ini: seqLength: 'many' is not an integer"),
-    "frameRate is 0": (entry("frameRate", "0"), "seqinfo.ini: frameRate: 0 is not an integer, 1 to"),
-    "frameRate is no whole number": (entry("frameRate", "29.97"), "seqinfo.ini: frameRate: '29.97' is not an integer"),
+    "frameRate is 0": (entry("frameRate", "0"), "seqinfo.ini: frameRate: 0 is not above 0"),
+    "frameRate is text": (entry("frameRate", "fast"), "seqinfo.ini: frameRate: 'fast' is not a number"),
     "imWidth is negative": (entry("imWidth", "-64"), "seqinfo.ini: imWidth: -64 is not an integer, 1 to"),
     "imHeight is huge": (entry("imHeight", "16777216"), "imWidth x imHeight: 64 x 16777216 is not a size in pixels"),
     "imDir is missing": (entry("imDir", "images"), "images is missing: the folder of the frames"),
