@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from opabinia.data.layouts.folder import Folder, UnreadableLayout, listed
+from opabinia.data.layouts.folder import Folder, UnreadableLayout, listed, split_in
 from opabinia.data.layouts.layout import Layout
 from opabinia.data.layouts.pairing import check_alone
 from opabinia.data.layouts.readings import Sections, check_training, make_layout, with_alternatives
@@ -29,10 +29,13 @@ def read_tracks(folder: Folder) -> Iterator[Layout]:
             f"{folder.at('annotations.xml')} has tracks of a video; expected a folder for each video: "
             "a/annotations.xml, a/images/frame_000000.png"
         )
-    places = folder.splits or {"train": ""}
-    found = {split: videos for split, place in places.items() if (videos := _videos(folder.sub(place))) is not None}
+    found = {split: videos for split, place in folder.splits.items() if (videos := _videos(folder.sub(place)))}
+    root = None if found else _videos(folder)
+    if root is not None:
+        found = {split: (root[0], names) for split, names in _by_split(root[1]).items()}
     if not found:
         return
+    places = dict.fromkeys(found, "") if root else folder.splits
     formats = sorted({name for name, _ in found.values()})
     if len(formats) > 1:
         raise UnreadableLayout(f"{folder.text} has videos in the formats of {' and '.join(formats)}; give one of them")
@@ -40,6 +43,9 @@ def read_tracks(folder: Folder) -> Iterator[Layout]:
         split: {"name": "mot", "root": folder.at(places[split]), "format": formats[0]} for split in found
     }
     check_training(folder, sections, "expected a folder train")
+    if root and len(found) > 1:
+        for split, (_, of_split) in found.items():
+            sections[split]["sequences"] = of_split
     names, notes = _distinct(folder.sub(places["train"]), found["train"][1])
     description = f"tracks in {plural(len(names), 'video')}"
     if len(names) < len(found["train"][1]):
@@ -50,7 +56,7 @@ def read_tracks(folder: Folder) -> Iterator[Layout]:
         sections["val"] = {**sections["train"], "sequences": held_out}
         sections["train"]["sequences"] = train
         notes.append(f"held out for validation: {listed(held_out)}")
-    used = [places[split].partition("/")[0] for split in found] if folder.splits else _used(folder, found["train"])
+    used = _used(root) if root else [places[split].partition("/")[0] for split in found]
     check_alone(folder, used)
     notes += folder.others(used)
     layout = make_layout("tracks", "detection", description, sections, notes=notes)
@@ -84,7 +90,15 @@ def _distinct(folder: Folder, names: list[str]) -> tuple[list[str], list[str]]:
     return sorted(first.values()), notes
 
 
-def _used(folder: Folder, found: tuple[str, list[str]]) -> list[str]:
+def _by_split(names: list[str]) -> dict[str, list[str]]:
+    """Return the videos of each split if all names have one, such as ``train-01``; otherwise all are for training."""
+    found: dict[str, list[str]] = {}
+    for name in names:
+        found.setdefault(split_in(name) or "", []).append(name)
+    return {"train": names} if "" in found or "train" not in found else found
+
+
+def _used(found: tuple[str, list[str]]) -> list[str]:
     return ["image_02", "label_02"] if found[0] == "kitti" else found[1]
 
 

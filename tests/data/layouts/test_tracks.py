@@ -21,3 +21,35 @@ def test_crops_are_of_the_same_videos_as_frames(tmp_path: Path) -> None:
     assert (frames.train, frames.val) == (train, val)
     assert crops.train == {"name": "track_crops", "split": "train", "source": train}
     assert crops.val == {"name": "track_crops", "split": "test", "source": val}
+
+
+def test_names_of_videos_that_begin_with_a_split(tmp_path: Path) -> None:
+    make = Maker(tmp_path)
+    for number, name in enumerate(("train-0", "train-1", "val-0", "test-0")):
+        make.images(f"{name}/img1/1.jpg")
+        make.write(f"{name}/gt/gt.txt", f"1,1,{number},1,4,4,1,1,1")
+    layout = recognize(tmp_path, task="detection")
+    sequences = {"train": ["train-0", "train-1"], "val": ["val-0"], "test": ["test-0"]}
+    assert {split: getattr(layout, split)["sequences"] for split in sequences} == sequences
+    assert not any("held out" in note for note in layout.notes)
+
+
+def test_one_video_of_each_split(tmp_path: Path) -> None:
+    """The folders are videos, not splits with videos in them."""
+    make = Maker(tmp_path)
+    for number, name in enumerate(("train-0", "val-0")):
+        make.images(f"{name}/img1/1.jpg")
+        make.write(f"{name}/gt/gt.txt", f"1,1,{number},1,4,4,1,1,1")
+    layout = recognize(tmp_path, task="reid")
+    assert layout.train["source"]["sequences"] == ["train-0"]
+    assert layout.val is not None and layout.val["source"]["sequences"] == ["val-0"]
+
+
+def test_one_name_without_a_split(tmp_path: Path) -> None:
+    make = Maker(tmp_path)
+    for number, name in enumerate(("train-0", "val-0", "street")):
+        make.images(f"{name}/img1/1.jpg")
+        make.write(f"{name}/gt/gt.txt", f"1,1,{number},1,4,4,1,1,1")
+    layout = recognize(tmp_path, task="detection")
+    assert layout.val is not None and layout.val["sequences"] == ["val-0"], "the last by name"
+    assert layout.train["sequences"] == ["street", "train-0"]
