@@ -1,10 +1,11 @@
 """Measure what the tests protect: change one place of the package at a time, and see whether a test fails.
 
 A mutant has another comparison, operator, constant or condition, or lacks a call or a returned value. It is tested with
-the fast tests that mention its function, class or module, most mentions first, then those of its folder: at most
-``MAX_FILES`` files, so the share is a lower bound of what ``make test`` kills. With ``--like``, only functions that are
-the same in another checkout are changed: the same seed then chooses the same mutants in both, and their shares compare
-two states of the tests. Each mutant runs in a copy of the checkout and in a process of its own.
+the fast tests named after its module, then those that mention its function, class or module, most mentions first, then
+those of its folder: at most ``MAX_FILES`` files, so the share is a lower bound of what ``make test`` kills. With
+``--like``, only functions that are the same in another checkout are changed: the same seed then chooses the same
+mutants in both, and their shares compare two states of the tests. Each mutant runs in a copy of the checkout and in a
+process of its own.
 
 Example, before and after a change of tests::
 
@@ -144,13 +145,13 @@ def mutants(checkout: Path, like: Path) -> list[Mutant]:
 
 
 def tests_of(checkout: Path, mutant: Mutant) -> list[str]:
-    """Return the test files to run for a mutant, most mentions of its function, class or module first."""
+    """Return the test files to run for a mutant: of its module's name, then most mentions of its function or class."""
     parts = Path(mutant.file).with_suffix("").parts
     words = [re.compile(rf"\b{re.escape(word)}\b") for word in {*mutant.function.split("."), ".".join(parts)}]
     rated = []
     for path in sorted((checkout / "tests").rglob("test_*.py")):
         text = path.read_text(encoding="utf-8")
-        mentions = sum(len(word.findall(text)) for word in words)
+        mentions = sum(len(word.findall(text)) for word in words) + 1000 * (path.stem == f"test_{parts[-1]}")
         file = path.relative_to(checkout)
         nearness = len([pair for pair in zip(file.parts[1:], parts[1:], strict=False) if pair[0] == pair[1]])
         if mentions or nearness:
