@@ -159,8 +159,8 @@ def tests_of(checkout: Path, mutant: Mutant) -> list[str]:
     return [file for *_, file in sorted(rated)[:MAX_FILES]]
 
 
-def run_tests(checkout: Path, files: Sequence[str]) -> str:
-    """Run tests in a process forked from this one; return the first that failed, or an empty text."""
+def run_tests(checkout: Path, files: Sequence[str], without: Sequence[str] = ()) -> str:
+    """Run tests, some of them omitted, in a process forked from this one; return the first that failed, or ``""``."""
     report = checkout / "failed.txt"
     report.write_text("", encoding="utf-8")
     if (child := os.fork()) == 0:
@@ -173,7 +173,8 @@ def run_tests(checkout: Path, files: Sequence[str]) -> str:
                 os.dup2(file.fileno(), 1)
                 os.dup2(file.fileno(), 2)
                 options = "-n 0 -x -q -p no:cacheprovider --tb=no -rfE -W ignore::pytest.PytestAssertRewriteWarning"
-                code = int(pytest.main([*options.split(), "-m", "not slow", *files]))
+                omitted = [word for test in without for word in ("--deselect", test)]
+                code = int(pytest.main([*options.split(), "-m", "not slow", *omitted, *files]))
                 sys.stdout.flush()
             os._exit(code)
         except BaseException:
@@ -216,24 +217,25 @@ def main() -> None:
         for _ in range(arguments.jobs):
             copies.put(copy_of(Path(), Path(stack.enter_context(tempfile.TemporaryDirectory()))))
 
-        def run(mutant: Mutant | None, files: Sequence[str]) -> str:
+        def run(mutant: Mutant | None, files: Sequence[str], without: Sequence[str] = ()) -> str:
             copy = copies.get()
             path = copy / (mutant or chosen[0]).file
             source = path.read_bytes()
             try:
                 if mutant:
                     path.write_bytes(source[: mutant.start] + mutant.text.encode() + source[mutant.end :])
-                return run_tests(copy, files)
+                return run_tests(copy, files, without)
             finally:
                 path.write_bytes(source)
                 copies.put(copy)
 
         def is_killed_by_tests(mutant: Mutant) -> bool:
-            failed = run(mutant, tests_of(Path(), mutant))
+            files, others = tests_of(Path(), mutant), list[str]()
             # A test that fails without the change, too, has not killed it.
-            is_killed = bool(failed) and ("::" not in failed or not run(None, [failed]))
-            print("killed  " if is_killed else "SURVIVED", *mutant[:3], repr(mutant.text[:80]), failed, flush=True)
-            return is_killed
+            while "::" in (failed := run(mutant, files, others)) and run(None, [failed]):
+                others.append(failed)
+            print("killed  " if failed else "SURVIVED", *mutant[:3], repr(mutant.text[:80]), failed, flush=True)
+            return bool(failed)
 
         with ThreadPoolExecutor(arguments.jobs) as pool:
             killed = list(pool.map(is_killed_by_tests, chosen))

@@ -76,7 +76,7 @@ class Conclusion:
         spread = ""
         if self.interval is not None:
             low, high, count, unit = (self.interval[key] for key in ("low", "high", "count", "unit"))
-            spread = f" (95 % confidence: {low:.3f} to {high:.3f}; {count} {unit})"
+            spread = f" (95 % confidence: {low:.3f} to {high:.3f}; {plural(count, unit.removesuffix('s'))})"
         lines = [f"{self.metric} {self.score:.4f}{spread}"]
         lines += [f"{name} {score_text(name, self.other_sets)}" for name in _without_bounds(self.other_sets)]
         if self.baselines:

@@ -47,7 +47,8 @@ class DatasetProfile:
         objects_per_image: number of annotated objects.
         object_sides: square root of the area of the objects, in pixels.
         relative_object_sides: the same, divided by the square root of the area of their image.
-        oriented, masks, keypoints: the objects have these.
+        oriented, masks: the objects have these.
+        keypoints: names of the keypoints of objects.
         pixel_shares: for segmentation, share of the labeled pixels of each class in the maps that were read.
         seconds, fps: of the videos.
         identities: number of identities to train on.
@@ -77,7 +78,7 @@ class DatasetProfile:
     relative_object_sides: Quantiles | None = None
     oriented: bool = False
     masks: bool = False
-    keypoints: bool = False
+    keypoints: tuple[str, ...] = ()
     pixel_shares: tuple[float, ...] = ()
     seconds: Quantiles | None = None
     fps: Quantiles | None = None
@@ -214,7 +215,7 @@ def _object_facts(source: Source, examination: Examination, task: TaskName) -> d
     labels, areas, image_areas, per_image = (
         np.concatenate(columns) for columns in zip(_NO_OBJECTS, *parts, strict=True)
     )
-    facts: dict[str, Any] = {"oriented": info.oriented, "masks": info.masks, "keypoints": bool(info.keypoints)}
+    facts: dict[str, Any] = {"oriented": info.oriented, "masks": info.masks, "keypoints": tuple(info.keypoints)}
     if not info.maps:
         facts["per_class"] = tuple(np.bincount(labels, minlength=len(source.classes)).tolist())
     return facts | {

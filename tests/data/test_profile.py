@@ -77,7 +77,7 @@ CASES: dict[str, tuple[TaskName, Callable[[Path], Source], dict[str, Any]]] = {
     "several labels": ("classification", several_labels, {"multi_label": True, "per_class": (1, 2), "samples": 3}),
     "unlabeled": ("selfsup", lambda root: Images(root=folders(root).root), {"classes": (), "per_class": ()}),
     "gray": ("classification", lambda _: Digits(split="val"), {"gray": True, "long_sides": (8, 8, 8, 8, 8)}),
-    "boxes": ("detection", annotated, {"masks": False, "oriented": False, "keypoints": False}),
+    "boxes": ("detection", annotated, {"masks": False, "oriented": False, "keypoints": ()}),
     "masks": ("instance_segmentation", lambda root: annotated(root, masks=True), {"masks": True}),
     "maps": ("segmentation", lambda root: ObjectMaps(source=annotated(root, masks=True)), {"objects_per_image": None}),
     "identities": ("reid", identities, {"cameras": 0, "classes": (), "per_class": ()}),

@@ -81,3 +81,8 @@ def test_rmac_matches_vissl() -> None:
     torch.testing.assert_close(descriptors, torch.tensor(RMAC["outputs"]["descriptors"]), atol=1e-5, rtol=1e-5)
     pooled = Rmac(2, levels=RMAC["inputs"]["levels"])(maps)
     torch.testing.assert_close(pooled, nn.functional.normalize(descriptors.sum(1), dim=1))
+
+
+def test_rmac_of_a_long_map_has_regions_that_overlap_by_about_40_percent() -> None:
+    assert rmac_regions(4, 10, 1) == [(left, 0, 4, 4) for left in (0, 2, 4, 6)]
+    assert rmac_regions(10, 4, 1) == [(0, top, 4, 4) for top in (0, 2, 4, 6)]

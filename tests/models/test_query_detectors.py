@@ -356,3 +356,13 @@ def test_without_the_library_the_error_names_the_package(monkeypatch: pytest.Mon
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(ValueError, match=r"rt_detr needs the transformers library: pip install 'opabinia\[detr\]'"):
         build_detector("rt_detr")
+
+
+def test_d_fine_without_objects_has_no_loss_of_denoising() -> None:
+    """The embedding of the classes has a gradient all the same, as every parameter in every step."""
+    detector, maps = build_detector("d_fine")
+    nothing = Target(torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64))
+    losses = detector.losses(maps, SHAPE, [SHAPE, SHAPE], [nothing, nothing])
+    assert losses["loss_denoising"].item() == 0
+    losses["loss_denoising"].backward()
+    assert detector.denoising_class_embed.weight.grad is not None

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from opabinia.contracts import Clock, Run, Task
+from opabinia.contracts import Clock, Run, Task, non_memory_buffers
 from opabinia.data.sampling.batches import ConstantPlan
 from opabinia.models.feature_queue import VectorQueue
 from opabinia.optim import ema
@@ -179,3 +179,10 @@ def test_a_saved_average_starts_as_a_copy_unless_it_is_restored(monkeypatch: pyt
     monkeypatch.setattr(ema, "all_reduce_mean", lambda tensors: [tensor + 7 for tensor in tensors])
     assert torch.equal(second.tensors()["norm.running_mean"], saved["norm.running_mean"] + 7), "the mean over ranks"
     assert torch.equal(second.tensors()["queue.features"], saved["queue.features"])
+
+
+def test_buffers_have_the_names_of_state_dict_without_memories() -> None:
+    model = nn.Sequential(nn.BatchNorm1d(2), VectorQueue(4, 2))
+    model.register_buffer("scale", torch.ones(1))
+    names = ["scale", "0.running_mean", "0.running_var", "0.num_batches_tracked"]
+    assert [name for name, _ in non_memory_buffers(model)] == names

@@ -12,7 +12,7 @@ import pytest
 
 from opabinia.runtime import progress
 from opabinia.runtime.log import log, logging_to
-from opabinia.runtime.progress import progress_bar
+from opabinia.runtime.progress import format_speed, progress_bar
 from opabinia.runtime.quiet import quiet_terminal
 from tests.runtime.pseudo_terminal import SIZES, on_terminal, resize
 
@@ -126,3 +126,17 @@ def test_a_log_that_is_no_terminal_gets_a_line_every_20_seconds(
     expected = [["eval val", f"{number}/30"] for number in (7, 14, 21, 28)]
     assert [line.split("  ")[:2] for line in err.splitlines()] == expected
     assert out == "" and "\x1b" not in err
+
+
+@pytest.mark.parametrize(
+    ("speed", "text"),
+    [
+        (1436.7, "1,437 images/s"),
+        (99.94, "99.9 images/s"),
+        (1.0, "1 images/s"),
+        (0.25, "4 s/image"),
+        (0.0, "0 images/s"),
+    ],
+)
+def test_speeds(speed: float, text: str) -> None:
+    assert format_speed(speed, "images") == text

@@ -69,3 +69,10 @@ def test_a_server_that_has_never_answered_is_given_up_early(
     with pytest.raises(StorageError, match=rf"az://box/b: no success for {patience} seconds: {name}: Cannot connect"):
         storage.retry("az://box/b", request)
     assert patience - 20 < now[0] <= patience
+
+
+def test_a_copy_is_shown_as_its_url_and_a_run_and_other_files_as_their_path(tmp_path: Path) -> None:
+    url = "s3://bucket/data/a.jpg"
+    assert storage.shown_path(storage.local_path(url)) == url
+    for path in (storage.local_run("s3://bucket/runs/x"), tmp_path / "a.jpg"):
+        assert storage.shown_path(path) == str(path)

@@ -11,6 +11,7 @@ from opabinia.models.heads import arcface, cosface, sample_classes
 from opabinia.models.losses.cross_entropy import cross_entropy
 from opabinia.models.losses.metric import circle, proxy_anchor, triplet
 from opabinia.models.pooling import Gem
+from opabinia.tasks.reid.base import reduction_layer
 from opabinia.tasks.reid.baseline import Baseline, CameraEmbedding
 from opabinia.tasks.reid.cross_batch_memory import CrossBatchMemory
 
@@ -230,3 +231,10 @@ def test_proxies_are_compared_with_the_whole_batch() -> None:
     assert task.requires_full_batch and not task.compares_samples_of_class
     losses, logits = task(batch_of(), Clock()), task.embed_and_classify(task.extract(batch_of()))["logits"]
     torch.testing.assert_close(losses["proxy_anchor_loss"], proxy_anchor(logits, batch_of()["label"]))
+
+
+def test_the_layer_before_the_neck_is_linear_without_a_bias() -> None:
+    """The batch norm of the neck would remove it."""
+    layer = reduction_layer(8, 4)
+    assert isinstance(layer, nn.Linear) and layer.weight.shape == (4, 8) and layer.bias is None
+    assert isinstance(reduction_layer(8, None), nn.Identity)

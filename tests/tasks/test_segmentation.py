@@ -31,7 +31,7 @@ from opabinia.models.backbones.timm import timm
 from opabinia.models.decoders import Fcn, Linear
 from opabinia.tasks.dense_base import TestTimeAugmentation, window_starts
 from opabinia.tasks.segmentation import Segmentation
-from opabinia.tasks.segmentation.inference import SlidingWindow, original_maps
+from opabinia.tasks.segmentation.inference import SlidingWindow, average_views, original_maps
 
 DATASET_INFO = DatasetInfo(samples=4, channels=1, classes=("dark", "bright"), maps=True)
 CLOCK = Clock()
@@ -252,3 +252,10 @@ def test_invalid_data_and_decoders_are_refused() -> None:
 
     with pytest.raises(ValueError, match="losses, auxiliary: OwnLosses has losses of its own"):
         segmentation(decoder=OwnLosses, auxiliary=Threshold)
+
+
+def test_padding_of_views_is_cut_off() -> None:
+    images = torch.rand(1, 3, 5, 13, generator=torch.Generator().manual_seed(0))
+    augmentation = TestTimeAugmentation(scales=[1.0], flip=False)
+    means = average_views(lambda view, sizes: view[:, :2], images, [(5, 13)], augmentation, 8)
+    torch.testing.assert_close(means, images[:, :2].log_softmax(1))

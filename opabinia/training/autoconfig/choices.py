@@ -339,6 +339,8 @@ def _detector(situation: Situation, light: bool) -> Iterator[Choice]:
             detector["box"] = {"fc_dim": 256, "batch_size_per_image": 32}
             if name == "mask_rcnn":
                 detector["mask"] = {"num_convs": 2, "channels": 64}
+            else:
+                detector["keypoint"] = {"num_convs": 4, "channels": 128}
         reason = "the annotations have masks" if name == "mask_rcnn" else "the annotations have keypoints"
     else:
         name = "rotated_fcos" if profile.oriented else "fcos"
@@ -347,6 +349,9 @@ def _detector(situation: Situation, light: bool) -> Iterator[Choice]:
             detector["num_convs"] = 2
         reason = "the boxes are oriented" if profile.oriented else "boxes, by a detector without anchors"
     yield Choice("task.detector", detector, reason + width)
+    scores = rules.keypoint_scores(profile) if task == "keypoints" else None
+    if scores is not None:
+        yield _choice("task.evaluator", scores, rules.keypoint_scores)
 
 
 def _segmentation(situation: Situation, data: Datasets) -> Chosen:

@@ -10,6 +10,7 @@ import pytest
 
 from opabinia.config import catalog, check, compose
 from opabinia.data.layouts.layout import TASK_NAMES, TaskName
+from opabinia.evaluation.detection.coco import COCO_KEYPOINTS
 from opabinia.training.autoconfig.choices import choose
 from opabinia.training.autoconfig.recipe import recipe_text
 from opabinia.training.autoconfig.rules import REFERENCE
@@ -119,6 +120,13 @@ def test_large_objects_get_more_pixels_where_the_budget_allows_many_epochs() -> 
 )
 def test_detectors(task: TaskName, facts: dict[str, Any], detector: str) -> None:
     assert values(task=task, **facts)["task.detector"]["name"] == detector
+
+
+def test_keypoints_are_evaluated_at_the_distances_of_coco_or_at_the_same() -> None:
+    other = values(task="keypoints", keypoints=("left tip", "right tip"))
+    assert other["task.evaluator"] == {"name": "coco", "sigmas": [0.05, 0.05]}
+    assert "task.evaluator" not in values(task="keypoints", keypoints=COCO_KEYPOINTS)
+    assert "task.evaluator" not in values(task="detection", keypoints=("tip",))
 
 
 def test_short_runs_of_detectors_have_small_batches_and_frozen_norms() -> None:

@@ -195,6 +195,7 @@ def test_an_unfinished_run(make: Make) -> None:
         file.write('{"step": 21, "trai')
     text = Elements(page_of([folder])).text
     assert "not finished: it is at step 20 of 500" in text
+    assert "classification · step 20, epoch" in text
     assert "1 line of metrics.jsonl could not be read" in text
     assert "newest" in text
 
