@@ -22,6 +22,28 @@ RunOrRecipe = Annotated[
 ]
 RunsFolder = Annotated[Path, typer.Option(help="Folder of the runs: OUT/RECIPE/NAME.")]
 
+Seeds = Annotated[
+    str | None, typer.Option(metavar="0,1,2", help="One run per seed (NAME-seed0 ...), and the mean of all.")
+]
+Folds = Annotated[
+    int | None,
+    typer.Option(
+        metavar="K",
+        min=2,
+        help="Cross-validation: one run per fold of the training data (NAME-fold1 ...), evaluated on this fold and "
+        "trained on the others, and the mean of all. The recipe's validation data is not used.",
+    ),
+]
+GroupBy = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FIELD",
+        help="With --folds: samples with the same folder, sequence, camera or view are in one fold, or those with "
+        "the same match of a regular expression in their names, such as '(patient[0-9]+)'.",
+        show_default=False,
+    ),
+]
+
 Checkpoint = Annotated[str, typer.Option(help="best, last, or the path of a checkpoint.")]
 Weights = Annotated[
     Literal["raw", "ema"] | None, typer.Option(help="Raw weights or their EMA; default: the better ones in the run.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import sys
+from collections.abc import Callable
 from contextlib import redirect_stdout
 from functools import partial
 from pathlib import Path
@@ -20,6 +21,8 @@ from opabinia.cli.options import (
     DataTask,
     ElasticNodes,
     Endpoint,
+    Folds,
+    GroupBy,
     MaxRestarts,
     NodeRank,
     Nproc,
@@ -28,6 +31,7 @@ from opabinia.cli.options import (
     Recipe,
     RunsFolder,
     Search,
+    Seeds,
 )
 from opabinia.cli.outcome import words_of
 from opabinia.cli.processes import layout, run_in_many
@@ -55,9 +59,9 @@ def train(
             help="Resume from the last (or the given) checkpoint of this run; auto: begin it if it does not exist yet.",
         ),
     ] = None,
-    seeds: Annotated[
-        str | None, typer.Option(metavar="0,1,2", help="One run per seed (NAME-seed0 ...), and the mean of all.")
-    ] = None,
+    seeds: Seeds = None,
+    folds: Folds = None,
+    group_by: GroupBy = None,
     nproc: Nproc = None,
     nnodes: ElasticNodes = None,
     node_rank: NodeRank = None,
@@ -84,6 +88,8 @@ def train(
 
     opabinia train classification/digits --seeds 0,1,2
 
+    opabinia train classification/digits --folds 5
+
     opabinia train classification/digits --quiet --json > outcome.json
 
     Multi-GPU training on one machine, and on two (the same command on both, except for --node-rank):
@@ -94,9 +100,11 @@ def train(
     """
     with report_errors(), quiet_terminal(quiet):
         many = layout(nproc, nnodes, node_rank, rdzv_endpoint, max_restarts)
-        recipe = _recipe_of(recipe, budget, search, task, data_layout, many, overrides or [], out, name, resume)
-        if seeds is not None:
-            return _train_seeds(recipe, overrides or [], seeds, out, name, as_json, resume, many)
+        train_all = _repeated(seeds, folds, group_by, resume, many)
+        planned = resume if train_all is None else "auto"  # the same command finds the plan of unfinished runs
+        recipe = _recipe_of(recipe, budget, search, task, data_layout, many, overrides or [], out, name, planned)
+        if train_all is not None:
+            return train_all(recipe, overrides or [], out=out, name=name, as_json=as_json)
         if many is not None and many.is_elastic and resume != "auto":
             raise option_error("--resume", "give auto: with --nnodes MIN:MAX any machine may begin or resume the run")
         resolved = _check_at_once(recipe, overrides or [], out, name, resume, many.node_rank if many else 0)
@@ -151,21 +159,31 @@ def _recipe_of(
     return recipe
 
 
-def _train_seeds(
-    recipe: str, overrides: list[str], seeds: str, out: Path, name: str, as_json: bool, resume: str | None, many: Any
-) -> None:
-    """Train a run for each seed.
+def _repeated(
+    seeds: str | None, folds: int | None, group_by: str | None, resume: str | None, many: ProcessLayout | None
+) -> Callable[..., None] | None:
+    """Return what trains several runs, one for each seed or fold; None if neither is given.
 
     Raises:
-        ConfigError: the seeds are wrong, or an option does not fit.
+        ConfigError: an option does not fit.
     """
-    from opabinia.cli.sweep import train_seeds
+    if group_by is not None and folds is None:
+        raise option_error("--group-by", "it belongs to --folds: add it")
+    if folds is not None and seeds is not None:
+        raise option_error("--folds", "cannot be combined with --seeds")
+    from opabinia.cli.sweep import train_folds, train_seeds
 
+    if folds is not None:
+        option, train_all = "--folds", partial(train_folds, count=folds, group_by=group_by)
+    elif seeds is not None:
+        option, train_all = "--seeds", partial(train_seeds, seeds=seeds)
+    else:
+        return None
     if resume is not None:
-        raise option_error("--resume", "remove it: with --seeds the same command resumes unfinished runs")
+        raise option_error("--resume", f"remove it: with {option} the same command resumes unfinished runs")
     if many is not None:
-        raise option_error("--nproc", "remove it: --seeds trains in one process")
-    train_seeds(recipe, overrides, seeds, out=out, name=name, as_json=as_json)
+        raise option_error("--nproc", f"remove it: {option} trains in one process")
+    return train_all
 
 
 def _conclusion(recipe: str, folder: Path) -> Conclusion | None:

@@ -22,6 +22,9 @@ from opabinia.config.validate import fit
 from opabinia.runtime.files import describe_missing, split_folder
 from opabinia.runtime.storage import is_url
 
+FOLDS_FILE = "folds.json"
+"""The record in the folder of the folds of ``opabinia train --folds``, which names their runs."""
+
 
 def check_run_name(name: str) -> None:
     """Check the name of a run, which is the name of its folder.

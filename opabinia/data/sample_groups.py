@@ -170,7 +170,7 @@ def same_files(sources: Sequence[Source]) -> Indices:
         with suppress(OSError), open(path, "rb") as file:
             file.seek(max(0, size - _TAIL))
             tails[index] = size, blake2b(file.read(), digest_size=16).digest()
-    codes = _codes(tails)
+    codes = equal_codes(tails)
     repeated = np.bincount(codes + 1, minlength=1)[codes + 1] > 1
     return np.where(repeated, codes, -1)
 
@@ -197,7 +197,7 @@ def _parse(names: Iterable[str]) -> _Names:
         augmented.append(is_augmented)
         runs.append(match[1] if match else None)
         numbers.append(int(match[2]) if match else 0)
-    codes, counted = _codes(runs), np.array(numbers, dtype=np.int64)
+    codes, counted = equal_codes(runs), np.array(numbers, dtype=np.int64)
     beginnings = {run: os.path.split(run) for run in runs if run is not None}
     named = {
         run
@@ -207,17 +207,11 @@ def _parse(names: Iterable[str]) -> _Names:
     long = {run for run, (_, beginning) in beginnings.items() if _is_long(beginning)}
     is_named, is_long = (np.array([run in chosen for run in runs], dtype=bool) for chosen in (named, long))
     is_clip = is_named | (is_long & _count_on(codes, counted))
-    return _Names(_codes(originals), np.array(augmented), codes, counted, np.where(is_clip, codes, -1))
+    return _Names(equal_codes(originals), np.array(augmented), codes, counted, np.where(is_clip, codes, -1))
 
 
 def _is_long(prefix: str) -> bool:
     return len(prefix) >= _MIN_PREFIX and sum(character.isdigit() for character in prefix) >= _MIN_DIGITS
-
-
-def _codes(texts: Sequence[Hashable | None]) -> Indices:
-    """Return a number for each distinct text, -1 for None."""
-    numbers: dict[Hashable | None, int] = {None: -1}
-    return np.array([numbers.setdefault(text, len(numbers) - 1) for text in texts], dtype=np.int64)
 
 
 def _count_on(runs: Indices, numbers: Indices) -> NDArray[np.bool_]:
@@ -257,6 +251,49 @@ def chain_equal(codes: Indices) -> NDArray[np.int64]:
     order = np.argsort(codes, kind="stable")
     same = (codes[order[1:]] == codes[order[:-1]]) & (codes[order[1:]] >= 0)
     return np.stack([order[:-1][same], order[1:][same]], 1)
+
+
+def equal_codes(texts: Sequence[Hashable | None]) -> Indices:
+    """Return a number for each distinct text, -1 for None."""
+    numbers: dict[Hashable | None, int] = {None: -1}
+    return np.array([numbers.setdefault(text, len(numbers) - 1) for text in texts], dtype=np.int64)
+
+
+_FIELDS = ("folder", "sequence", "camera", "view")
+
+
+def group_codes(source: Source, field: str) -> Indices:
+    """Return a number for each sample, equal for those that are equal in a field (int64, N).
+
+    Args:
+        source: of the samples.
+        field: ``folder`` (the path of the file's folder), ``sequence``, ``camera`` or ``view`` where the source knows
+            them, or a regular expression with a group that is found in the names of the samples, the entries of
+            split files: ``(patient[0-9]+)``.
+
+    Raises:
+        ValueError: the samples have no such field, it is no regular expression with a group, or names do not match.
+    """
+    columns = {"sequence": source.info.sequences, "camera": source.info.cameras, "view": source.info.views}
+    if field == "folder":
+        return equal_codes([os.path.dirname(key) for key in source.split_keys()])
+    if field in columns:
+        column = columns[field]
+        if column is None:
+            raise ValueError(f"the samples have no {field}; a regular expression finds groups in their names")
+        return equal_codes(column.tolist())
+    try:
+        pattern = re.compile(field)
+    except re.error as error:
+        raise ValueError(f"{field!r} is no regular expression: {error}") from error
+    if not pattern.groups:
+        known = ", ".join(_FIELDS)
+        raise ValueError(f"{field!r} is neither a field ({known}) nor a regular expression with a group in ()")
+    keys = list(source.split_keys())
+    found = [pattern.search(key) for key in keys]
+    if missing := [key for key, match in zip(keys, found, strict=True) if match is None]:
+        raise ValueError(f"{field!r} is not in {len(missing)} of {len(keys)} names of samples, such as {missing[0]!r}")
+    return equal_codes([match.groups() for match in found if match is not None])
 
 
 class _Likeness:

@@ -1,9 +1,9 @@
-"""Splits: choosing validation samples of a dataset without any, and leaks between given splits."""
+"""Splits: validation samples of a dataset without any, folds for cross-validation, and leaks between given splits."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
@@ -17,7 +17,9 @@ from opabinia.data.examination import LIMIT, Examination, examine
 from opabinia.data.layouts.layout import TaskName
 from opabinia.data.sample_groups import (
     chain_equal,
+    equal_codes,
     find_groups,
+    group_codes,
     name_of_original,
     recording_of,
     same_files,
@@ -33,7 +35,7 @@ _MIN_PER_CLASS = 2
 _MIN_IDENTITIES = 20
 
 _EXAMPLES = 3
-"""Samples that a leak names."""
+"""Samples that a leak names, or classes that a warning does."""
 
 
 def validation_size(samples: int) -> int:
@@ -89,14 +91,118 @@ def split_dataset(
         chosen = choose_identities(source, groups, seed=seed)
     else:
         chosen = choose_validation(source, groups, seed=seed, present=_present_in_maps(source, examination))
-        # Samples that cannot be read can be skipped in training, not in an evaluation.
-        unreadable = [index for index, scan in zip(examination.indices, examination.scans, strict=True) if scan.error]
-        readable = np.setdiff1d(chosen, unreadable)
-        chosen = readable if len(readable) else chosen
+        chosen = _readable(chosen, examination)
     keys = list(source.split_keys())
     write_split(file, [keys[index] for index in chosen.tolist()])
     others = np.setdiff1d(np.arange(len(source)), chosen)
     return examination.select(others), examination.select(chosen)
+
+
+def split_into_folds(
+    source: Source,
+    files: Sequence[Path],
+    *,
+    group_by: str | None = None,
+    identities: bool = False,
+    seed: int = 0,
+    limit: int = LIMIT,
+) -> Indices:
+    """Divide a dataset into folds for cross-validation, and write a file for the source ``subset`` for each: the
+    samples of a fold are the validation samples of its file, so each sample is held out once.
+
+    Samples that cannot be read are in no fold.
+
+    Args:
+        source: all samples.
+        files: the split files, as many as folds.
+        group_by: samples that are equal in this stay together, too
+            (:func:`opabinia.data.sample_groups.group_codes`).
+        identities: labels are identities, each of which is in one fold, also if the source reads them as classes.
+        seed: of the choice and of the samples that are read.
+        limit: number of samples whose files are read to find near-duplicates and recordings.
+
+    Returns:
+        The number of the group of each sample (int64, N).
+
+    Raises:
+        ValueError: the samples cannot be divided, see :func:`choose_folds`, or they have no such field.
+        DiskError: a file cannot be written.
+    """
+    fields = [] if group_by is None else [group_codes(source, group_by)]
+    examination = examine(source, seed=seed, limit=limit)
+    keys = list(source.split_keys())
+    codes = [*fields, find_groups(source, examination), equal_codes(keys)]
+    codes += [] if source.info.sequences is None else [equal_codes(source.info.sequences.tolist())]
+    identities |= source.info.identities
+    codes += [source.info.single_labels] if identities and source.info.single_labels is not None else []
+    groups = connect(np.concatenate([chain_equal(code) for code in codes]), len(source))
+    if identities:
+        classes = RaggedArray(_searchable(source.info)[:, None])
+    else:
+        present = _present_in_maps(source, examination)
+        classes = _classes_of(source.info, len(source)) if present is None else present
+    folds = choose_folds(groups, classes, len(files), seed=seed)
+    if not identities:
+        _warn_of_classes(folds, classes, source.classes)
+    for fold, file in enumerate(files):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        chosen = _readable(np.flatnonzero(folds == fold), examination)
+        write_split(file, [keys[index] for index in chosen.tolist()])
+    return groups
+
+
+def _searchable(info: SourceInfo) -> Indices:
+    """Return for each sample of identities whether its identity can be searched: 1 if it has two images at least, by
+    two cameras where cameras are known."""
+    labels, cameras = info.single_labels, info.cameras
+    if labels is None:
+        raise ValueError("the samples have no identities: each needs one label")
+    sides = np.unique(np.stack([labels, np.arange(len(labels)) if cameras is None else cameras], 1), axis=0)
+    return (np.bincount(sides[:, 0])[labels] > 1).astype(np.int64)
+
+
+def choose_folds(groups: Indices, classes: RaggedArray, count: int, *, seed: int) -> Indices:
+    """Divide samples into folds of about the same size, in each of which a class has about the same share.
+
+    Samples of a group stay together. A sample with several classes counts for the rarest of them. The same arguments
+    give the same folds.
+
+    Args:
+        groups: the number of the group of each sample (int64, N).
+        classes: of each sample.
+        count: number of folds.
+        seed: of the order in which groups are dealt.
+
+    Returns:
+        The fold of each sample, from 0 (int64, N).
+
+    Raises:
+        ValueError: there are fewer samples, or groups of them, than folds.
+    """
+    found = len(np.unique(groups))
+    if found < count:
+        belonging = "" if found == len(groups) else f" in {plural(found, 'group')} that belong together"
+        raise ValueError(f"{plural(len(groups), 'sample')}{belonging} cannot be divided into {count} folds")
+    return _Draw(groups, classes, seed).deal(count)
+
+
+def _warn_of_classes(folds: Indices, classes: RaggedArray, names: Sequence[str]) -> None:
+    """Log a warning of classes all of whose samples are in one fold, so that its run cannot learn them."""
+    rows = np.repeat(folds, [len(own) for own in classes])
+    pairs = np.unique(np.stack([np.concatenate(list(classes)), rows], 1), axis=0)
+    labels, counts = np.unique(pairs[:, 0], return_counts=True)
+    alone = [names[label] for label in labels[counts == 1].tolist() if label < len(names)]
+    if alone and len(labels) > 1:
+        shown = ", ".join(alone[:_EXAMPLES]) + (" ..." if len(alone) > _EXAMPLES else "")
+        log.warning("classes all of whose samples are in one fold, so that its run cannot learn them: %s", shown)
+
+
+def _readable(chosen: Indices, examination: Examination) -> Indices:
+    """Return the chosen samples without those that cannot be read, which can be skipped in training, not in an
+    evaluation; all of them if none can be."""
+    unreadable = [index for index, scan in zip(examination.indices, examination.scans, strict=True) if scan.error]
+    readable = np.setdiff1d(chosen, unreadable)
+    return readable if len(readable) else chosen
 
 
 def _present_in_maps(source: Source, examination: Examination) -> RaggedArray | None:
@@ -164,11 +270,9 @@ def choose_identities(source: Source, groups: Indices, *, seed: int) -> Indices:
     Raises:
         ValueError: samples have no identities, or none of these can be held out.
     """
-    labels, cameras = source.info.single_labels, source.info.cameras
-    if labels is None:
-        raise ValueError("the samples have no identities: each needs one label")
-    sides = np.unique(np.stack([labels, np.arange(len(labels)) if cameras is None else cameras], 1), axis=0)
-    searchable = np.bincount(sides[:, 0], minlength=len(source.classes)) > 1
+    searchable_samples, labels = _searchable(source.info), np.asarray(source.info.single_labels)
+    searchable = np.zeros(len(source.classes), dtype=bool)
+    searchable[labels[searchable_samples > 0]] = True
     units = connect(np.concatenate([chain_equal(labels), chain_equal(groups)]), len(labels))
     members = members_of(units)
     chosen = np.zeros(len(source.classes), dtype=bool)
@@ -181,7 +285,7 @@ def choose_identities(source: Source, groups: Indices, *, seed: int) -> Indices:
             chosen[own] = True
             missing, allowed = missing - len(members[unit]), allowed - len(own)
     if chosen.sum() < 2:
-        seen = "two images" if cameras is None else "images by two cameras"
+        seen = "two images" if source.info.cameras is None else "images by two cameras"
         raise ValueError(f"{searchable.sum()} of {count} identities have {seen}: two and at most half can be held out")
     return np.flatnonzero(chosen[labels])
 
@@ -224,15 +328,39 @@ class _Draw:
         self._chosen = np.zeros(len(groups), dtype=bool)
         self._counts, self._taken = np.zeros_like(self._sizes), np.zeros_like(self._totals)
 
-    def choose(self, total: int) -> NDArray[np.bool_]:
-        """Return which samples are chosen (bool, N): about ``total``."""
+    def _groups_by_stratum(self) -> Iterator[tuple[int, Indices]]:
+        """Yield each stratum, the rarest first, and the groups that belong to it, shuffled: those in which it is the
+        rarest."""
         by_size = np.argsort(self._sizes, kind="stable")
-        ranks = np.argsort(by_size)[self._strata]  # a group belongs to the rarest stratum of its samples
+        ranks = np.argsort(by_size)[self._strata]
         homes = np.minimum.reduceat(ranks[self._members], self._starts[:-1])[self._shuffled]
         by_home = np.argsort(homes, kind="stable")
         ends = np.searchsorted(homes[by_home], np.arange(len(by_size)), "right")
+        yield from zip(by_size.tolist(), np.split(self._shuffled[by_home], ends[:-1]), strict=True)
+
+    def deal(self, count: int) -> Indices:
+        """Return the fold of each sample (int64, N).
+
+        Groups are dealt by stratum, large ones first, each to the fold with the fewest samples of the stratum, and
+        among these with the fewest samples.
+        """
+        folds = np.zeros_like(self._strata)
+        taken, totals = [[0] * len(self._sizes) for _ in range(count)], [0] * count
+        lengths = np.diff(self._starts)
+        for stratum, groups in self._groups_by_stratum():
+            for group in groups[np.argsort(-lengths[groups], kind="stable")].tolist():
+                members = self._members[self._starts[group] : self._starts[group + 1]]
+                fold = min((taken[fold][stratum], totals[fold], fold) for fold in range(count))[2]
+                folds[members] = fold
+                totals[fold] += len(members)
+                for member_stratum in self._strata[members].tolist():
+                    taken[fold][member_stratum] += 1
+        return folds
+
+    def choose(self, total: int) -> NDArray[np.bool_]:
+        """Return which samples are chosen (bool, N): about ``total``."""
         quotas = class_quotas(self._sizes.tolist(), total)
-        for stratum, own in zip(by_size.tolist(), np.split(self._shuffled[by_home], ends[:-1]), strict=True):
+        for stratum, own in self._groups_by_stratum():
             self._take(own, [stratum], int(quotas[stratum]))
         # Rare classes have no quota. If there are many of them, any samples are taken that their classes can spare.
         self._take(self._shuffled, slice(None), total)

@@ -119,6 +119,62 @@ def test_repeats_of_a_run_folder(opabinia: Opabinia, six_steps: Path, tmp_path: 
     assert "default-seeds.json" in result.out
 
 
+# --- train --folds ----------------------------------------------------------------------------------------------------
+
+
+def test_folds_resume_after_an_interruption(
+    opabinia: Opabinia, tmp_path: Path, interrupt_run: Callable[[str], None]
+) -> None:
+    out = tmp_path / "classification" / "digits"
+    command = ["train", RECIPE, *SMALL, "--folds", "2", "--name", "a", "--out", tmp_path]
+    interrupt_run("a-fold2")
+    result = opabinia(*command)
+    assert (result.status, result.out) == (130, "")
+    assert "stopped in run 2 of 2 (fold 2): the same command resumes" in result.err
+    first = finish_time(out / "a-fold1")
+    before = (out / "a-folds" / "fold2.json").read_bytes()
+
+    result = opabinia(*command, "--json")
+    assert result.status == 0, result.err
+    assert finish_time(out / "a-fold1") == first, "a finished run is not repeated"
+    assert f"resuming {out / 'a-fold2'} from step 1" in result.err
+    assert (out / "a-folds" / "fold2.json").read_bytes() == before
+    saved, printed = read_record(out / "a-folds" / "folds.json"), json.loads(result.out)
+    assert printed["record"] == str(out / "a-folds" / "folds.json")
+    assert saved["runs"] == ["../a-fold1", "../a-fold2"] and saved["overrides"] == SMALL
+    scores = [results(out / f"a-fold{fold}") for fold in (1, 2)]
+    values = [run_scores["val/top1"] for run_scores in scores]
+    assert saved["scores"]["val/top1"] == {
+        "values": {"1": values[0], "2": values[1]}, "mean": statistics.mean(values), "std": statistics.stdev(values)
+    }  # fmt: skip
+
+    table = opabinia(*command)
+    assert [cell for cell in rows(table.out)[0][:2]] == ["val/top1", f"{statistics.mean(values):.4f}"]
+    result = opabinia("train", RECIPE, *SMALL, "--folds", "3", "--name", "a", "--out", tmp_path)
+    assert result.status == 2 and "folds.json: belongs to folds with another folds (2, not 3)" in result.err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--folds", "1"], "Invalid value for '--folds': Input should be greater than or equal to 2"),
+        (["--folds", "2", "--seeds", "0"], "--folds: cannot be combined with --seeds"),
+        (["--group-by", "folder"], "--group-by: it belongs to --folds: add it"),
+        (["--folds", "2", "--resume", "last"], "--resume: remove it: with --folds the same command resumes"),
+        (["--folds", "2", "--nproc", "2"], "--nproc: remove it: --folds trains in one process"),
+        (["--folds", "5000"], "--folds: 1437 samples cannot be divided into 5000 folds"),
+        (
+            ["--folds", "2", "--group-by", "patient"],
+            "'patient' is neither a field (folder, sequence, camera, view) nor",
+        ),
+    ],
+)
+def test_wrong_folds(opabinia: Opabinia, tmp_path: Path, options: list[str], message: str) -> None:
+    result = opabinia("train", RECIPE, *options, "--out", tmp_path)
+    assert result.status == 2 and message in " ".join(result.err.replace("│", "").split()), result.err
+    assert not list(tmp_path.rglob("*.json"))
+
+
 # --- sweep ------------------------------------------------------------------------------------------------------------
 
 

@@ -11,7 +11,7 @@ from PIL import Image
 
 from opabinia.contracts import SourceInfo
 from opabinia.data.examination import Examination, examine
-from opabinia.data.sample_groups import find_groups, name_of_original, same_files
+from opabinia.data.sample_groups import find_groups, group_codes, name_of_original, same_files
 from opabinia.data.sources import Digits, ImageFolder, Images
 from opabinia.data.sources.named import ImageFiles
 from tests.data.check.images import drawn
@@ -166,3 +166,33 @@ def test_files_that_were_not_read_are_compared(tmp_path: Path) -> None:
     assert groups[1] == groups[6] and len(set(groups.tolist())) == 6
     ids = np.array([0, 1])
     assert same_files([Digits(split="val")])[ids].tolist() == [-1, -1]  # no files
+
+
+@pytest.mark.parametrize(
+    ("field", "expected"),
+    [
+        ("folder", [0, 0, 1, 1]),
+        ("camera", [0, 1, 0, 0]),
+        ("(p[0-9]+)_", [0, 1, 0, 1]),
+        ("^(.)/(p[0-9]+)_", [0, 1, 2, 3]),
+    ],
+)
+def test_samples_are_equal_in_a_field(field: str, expected: list[int]) -> None:
+    info = SourceInfo(cameras=np.array([3, 5, 3, 3]))
+    source = ImageFiles(Path("root"), [b"a/p1_1.jpg", b"a/p2_2.jpg", b"b/p1_3.jpg", b"b/p2_4.jpg"], info)
+    assert group_codes(source, field).tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("field", "message"),
+    [
+        ("view", "the samples have no view; a regular expression finds groups in their names"),
+        ("p[0-9]", "'p\\[0-9\\]' is neither a field .* nor a regular expression with a group in \\(\\)"),
+        ("(p", "'\\(p' is no regular expression: missing \\)"),
+        ("(p1)", "'\\(p1\\)' is not in 1 of 2 names of samples, such as 'a/p2_2.jpg'"),
+    ],
+)
+def test_fields_that_samples_do_not_have(field: str, message: str) -> None:
+    source = ImageFiles(Path("root"), [b"a/p1_1.jpg", b"a/p2_2.jpg"], SourceInfo())
+    with pytest.raises(ValueError, match=message):
+        group_codes(source, field)

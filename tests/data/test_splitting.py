@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -15,11 +16,13 @@ from opabinia.data.layouts.layout import TaskName
 from opabinia.data.sources import ImageFolder, Images, ObjectMaps, class_folders, coco, subset
 from opabinia.data.sources.named import ImageFiles
 from opabinia.data.splitting import (
+    choose_folds,
     choose_identities,
     choose_validation,
     class_quotas,
     find_leaks,
     split_dataset,
+    split_into_folds,
     validation_size,
 )
 from scripts import small_data
@@ -129,6 +132,84 @@ def test_identities_are_in_one_part_and_can_be_searched() -> None:
         choose_identities(files(9, labels=np.arange(9) // 3), apart(9), seed=0)
     with pytest.raises(ValueError, match=r"^0 of 60 identities have two images: two and at most half"):
         choose_identities(files(60, labels=np.arange(60), classes=tuple(map(str, range(60)))), apart(60), seed=0)
+
+
+# --- folds ------------------------------------------------------------------------------------------------------------
+
+
+def of_one_class(labels: np.ndarray[tuple[int], np.dtype[np.int64]]) -> RaggedArray:
+    return RaggedArray(labels[:, None])
+
+
+def test_each_fold_has_its_share_of_each_class() -> None:
+    labels = np.repeat([0, 1, 2, 3], [200, 52, 7, 2])
+    folds = choose_folds(apart(261), of_one_class(labels), 5, seed=0)
+    counts = np.array([np.bincount(labels[folds == fold], minlength=4) for fold in range(5)])
+    assert (counts.max(0) - counts.min(0)).tolist() == [0, 1, 1, 1]
+    assert np.ptp(counts.sum(1)) <= 1, "rare classes are spread over folds, too"
+    assert np.array_equal(folds, choose_folds(apart(261), of_one_class(labels), 5, seed=0))
+    assert not np.array_equal(folds, choose_folds(apart(261), of_one_class(labels), 5, seed=1))
+
+
+def test_a_sample_of_several_classes_is_dealt_with_its_rarest() -> None:
+    classes = RaggedArray([[0]] * 60 + [[0, 1]] * 30 + [[0, 2]] * 10 + [[]] * 20)
+    folds = choose_folds(apart(120), classes, 5, seed=3)
+    for low, high, share in ((0, 60, 12), (60, 90, 6), (90, 100, 2), (100, 120, 4)):
+        assert np.bincount(folds[low:high], minlength=5).tolist() == [share] * 5
+
+
+def test_groups_are_in_one_fold() -> None:
+    groups = np.repeat(np.arange(40), np.random.default_rng(0).integers(1, 30, 40))
+    labels = np.random.default_rng(1).permutation(len(groups)) % 3
+    folds = choose_folds(groups, of_one_class(labels), 4, seed=0)
+    assert all(len(np.unique(folds[groups == group])) == 1 for group in range(40))
+    sizes = np.bincount(folds)
+    assert len(sizes) == 4 and np.ptp(sizes) < 0.1 * len(groups)
+
+
+def test_every_fold_has_a_group_and_there_are_enough() -> None:
+    groups = np.array([0] * 20 + [1, 2, 3, 4])
+    classes = of_one_class(np.array([0] * 20 + [0, 0, 1, 2]))
+    assert sorted(np.bincount(choose_folds(groups, classes, 5, seed=0)).tolist()) == [1, 1, 1, 1, 20]
+    with pytest.raises(
+        ValueError, match=r"^24 samples in 5 groups that belong together cannot be divided into 6 folds"
+    ):
+        choose_folds(groups, classes, 6, seed=0)
+    with pytest.raises(ValueError, match=r"^3 samples cannot be divided into 5 folds"):
+        choose_folds(apart(3), of_one_class(apart(3)), 5, seed=0)
+
+
+def test_folds_are_split_files_that_hold_out_each_sample_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for number in range(24):
+        # Number 20 looks like number 0, and is of another patient; the last one cannot be read.
+        save(tmp_path / "data" / "ab"[number % 2] / f"p{number // 4}_{number}.png", 0 if number == 20 else number)
+    (tmp_path / "data" / "a" / "p9_24.png").write_bytes(b"no image")
+    source = ImageFolder(root=tmp_path / "data")
+    files_of = [tmp_path / "folds" / f"fold{number}.json" for number in (1, 2, 3)]
+    split_into_folds(source, files_of, group_by="(p[0-9]+)_", seed=0)
+    held_out = [json.loads(file.read_text())["val"] for file in files_of]
+    keys = list(source.split_keys())
+    assert sorted(chain.from_iterable(held_out)) == [key for key in sorted(keys) if "p9" not in key]
+    patients = [{key.split("/")[1].split("_")[0] for key in fold} for fold in held_out]
+    assert sum(map(len, patients)) == 6, "each patient is in one fold"
+    assert any({"p0", "p5"} <= fold for fold in patients), "near-duplicates are, too"
+    for file, fold in zip(files_of, held_out, strict=True):
+        assert len(subset(source=source, file=file, split="val")) == len(fold)
+    again = [file.with_suffix(".again") for file in files_of]
+    split_into_folds(source, again, group_by="(p[0-9]+)_", seed=0)
+    assert [file.read_bytes() for file in files_of] == [file.read_bytes() for file in again]
+    split_into_folds(source, files_of[:2], group_by="folder", seed=0)
+    assert "all of whose samples are in one fold, so that its run cannot learn them: a, b" in caplog.text
+
+
+def test_an_identity_is_in_one_fold(tmp_path: Path) -> None:
+    for number in range(30):
+        save(tmp_path / f"id{number // 3}" / f"x{number}.png", number)
+    source = class_folders(root=tmp_path, split="all")
+    files_of = [tmp_path / f"{number}.json" for number in (1, 2, 3)]
+    split_into_folds(source, files_of, identities=True)
+    owners = [{key.split("/")[0] for key in json.loads(file.read_text())["val"]} for file in files_of]
+    assert sorted(map(len, owners)) == [3, 3, 4] and len(set.union(*owners)) == 10
 
 
 @pytest.mark.parametrize("task", ["classification", "detection", "segmentation", "reid", "selfsup"])

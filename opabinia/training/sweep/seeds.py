@@ -1,4 +1,4 @@
-"""Repeated runs of a config with different seeds."""
+"""Repeated runs of a config, with different seeds or on different folds: seeds, and the summary of the scores."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from opabinia.config import ConfigError, Problem
 from opabinia.runtime.json_files import write_json
@@ -36,7 +37,7 @@ class Summary:
     """A score over several runs.
 
     Attributes:
-        values: values by seed; runs without the score are omitted.
+        values: values by seed or fold; runs without the score are omitted.
         mean: their mean.
         std: their sample standard deviation (n - 1); None for a single value.
     """
@@ -47,14 +48,14 @@ class Summary:
 
 
 def summarize(scores: Mapping[int, Mapping[str, float]]) -> dict[str, Summary]:
-    """Summarize every score over all seeds.
+    """Summarize every score over all runs.
 
     Args:
-        scores: scores by seed.
+        scores: scores by seed or fold.
     """
     names = dict.fromkeys(name for run_scores in scores.values() for name in run_scores)
     by_name = {
-        name: {seed: run_scores[name] for seed, run_scores in scores.items() if name in run_scores} for name in names
+        name: {run: run_scores[name] for run, run_scores in scores.items() if name in run_scores} for name in names
     }
     return {name: Summary(values, *_mean_and_std(list(values.values()))) for name, values in by_name.items()}
 
@@ -66,19 +67,13 @@ def _mean_and_std(values: Sequence[float]) -> tuple[float, float | None]:
 
 
 def write_summary(
-    path: Path, recipe: str, overrides: Sequence[str], scores: Mapping[int, Mapping[str, float]]
+    path: Path, about: Mapping[str, Any], scores: Mapping[int, Mapping[str, float]]
 ) -> dict[str, Summary]:
-    """Write the summary of the runs to ``path`` and return it.
+    """Write the summary of the runs to ``path``, after what it is ``about``, and return it.
 
     Raises:
         DiskError: the file cannot be written; an old one is unchanged.
     """
     summary = summarize(scores)
-    content = {
-        "recipe": recipe,
-        "overrides": list(overrides),
-        "seeds": list(scores),
-        "scores": {name: asdict(score) for name, score in summary.items()},
-    }
-    write_json(path, content)
+    write_json(path, {**about, "scores": {name: asdict(score) for name, score in summary.items()}})
     return summary
