@@ -86,6 +86,21 @@ Reid = Annotated[
     typer.Option("--reid", metavar="RUN", help="The run of a re-identification model, for the appearance of objects."),
 ]
 
+TrackerWords = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="tracker.KEY=VALUE", help="Options of --tracker.", show_default=False),
+]
+TrackedScore = Annotated[
+    float | None,
+    typer.Option(
+        "--score",
+        min=0,
+        max=1,
+        show_default="0.1",
+        help="With --tracker: lowest score of the detections that are tracked.",
+    ),
+]
+
 Tasks = Annotated[
     str, typer.Option("--task", metavar="A,B", help="Tasks of a multi-task run; default: all.", show_default=False)
 ]

@@ -6,9 +6,10 @@ import asyncio
 import hmac
 import os
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ from starlette.requests import ClientDisconnect
 
 from opabinia.inference.serving.inference import Inference
 from opabinia.inference.serving.limits import MAX_FILES, RequestError, Upload, check_body_size
-from opabinia.inference.serving.metrics import CONTENT_TYPE, Metrics
+from opabinia.inference.serving.metrics import CONTENT_TYPE, Metrics, tracking_text
+from opabinia.inference.serving.streams import TrackingInference, check_name, read_time
 from opabinia.runtime.log import log
 
 PAGE = Path(__file__).parent / "page"
@@ -92,16 +94,51 @@ class Service:
             RequestError: there are too many requests (503), the body is too slow (408), too large (413) or empty
                 (422), or see :class:`opabinia.inference.serving.inference.Inference`.
         """
+        with self._waiting():
+            uploads = await self._uploads(request)
+            results = await asyncio.get_running_loop().run_in_executor(self.worker, self.inference, uploads)
+        self.metrics.files += len(uploads)
+        return JSONResponse({"predictions": results})
+
+    async def track(self, request: Request) -> Response:
+        """``POST /track/NAME``: the next frame of a stream, as the body or in a form, perhaps with ``?time=SECONDS``.
+        Frames are tracked in the order in which they have arrived.
+
+        Raises:
+            RequestError: see :meth:`predict` and :meth:`TrackingInference.track`; or the server does not track (404).
+        """
+        name, seconds = check_name(request.path_params["name"]), read_time(request.query_params.multi_items())
+        with self._waiting():
+            self._tracking()
+            uploads = await self._uploads(request)
+            work = partial(self._tracking().track, name, uploads, seconds)
+            return JSONResponse(await asyncio.get_running_loop().run_in_executor(self.worker, work))
+
+    async def end_stream(self, request: Request) -> Response:
+        """``DELETE /track/NAME``: forget a stream, after the frames that have arrived before.
+
+        Raises:
+            RequestError: there is no such stream, or the server does not track (404); too many requests wait (503).
+        """
+        with self._waiting():
+            work = partial(self._tracking().end, check_name(request.path_params["name"]))
+            return JSONResponse(await asyncio.get_running_loop().run_in_executor(self.worker, work))
+
+    def _tracking(self) -> TrackingInference:
+        if not isinstance(self.inference, TrackingInference):
+            raise RequestError(404, "this server does not track objects: it was started without --tracker NAME")
+        return self.inference
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        """Count a pending request inside; refuse it if there are too many."""
         if self.pending > self.limits.waiting and not self._stop_slow_body():
             raise RequestError(503, f"{self.pending} requests are waiting; try again in a second")
         self.pending += 1
         try:
-            uploads = await self._uploads(request)
-            results = await asyncio.get_running_loop().run_in_executor(self.worker, self.inference, uploads)
+            yield
         finally:
             self.pending -= 1
-        self.metrics.files += len(uploads)
-        return JSONResponse({"predictions": results})
 
     async def reload(self) -> None:
         """Load the model again. The present one answers until then and, if loading fails, from then on.
@@ -152,7 +189,10 @@ class Service:
 
     async def show_metrics(self, request: Request) -> Response:
         """``GET /metrics``: counts since the start, for Prometheus."""
-        return Response(self.metrics.text(self.pending, self.about.get("load_seconds", 0.0)), media_type=CONTENT_TYPE)
+        text, inference = self.metrics.text(self.pending, self.about.get("load_seconds", 0.0)), self.inference
+        if isinstance(inference, TrackingInference):
+            text += tracking_text(inference.frames, inference.streams, dict(inference.pipeline.latency))
+        return Response(text, media_type=CONTENT_TYPE)
 
     async def page(self, request: Request) -> Response:
         """``GET /`` and the files of the page."""
@@ -234,6 +274,8 @@ def make_app(service: Service, hosts: frozenset[str] | None, token: str | None =
 
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
     app.add_api_route("/predict", service.predict, methods=["POST"], response_model=None)
+    app.add_api_route("/track/{name:anything}", service.track, methods=["POST"], response_model=None)
+    app.add_api_route("/track/{name:anything}", service.end_stream, methods=["DELETE"], response_model=None)
     app.add_api_route("/health", service.health, methods=["GET", "HEAD"], response_model=None)
     app.add_api_route("/metrics", service.show_metrics, methods=["GET", "HEAD"], response_model=None)
     app.add_api_route("/model", service.model, methods=["GET", "HEAD"], response_model=None)
@@ -274,8 +316,8 @@ def _has_token(request: Request, token: str) -> bool:
 
 def _route(path: str) -> str:
     """Return the path of the route that answers, of which there are few: clients choose paths."""
-    if path.startswith("/gallery/"):
-        return "/gallery"
+    if path.startswith(("/gallery/", "/track/")):
+        return f"/{path.split('/')[1]}"
     return path if path in ROUTES or path in FILES else "other"
 
 
@@ -299,5 +341,5 @@ async def _answer_unknown(request: Request, error: Exception) -> Response:
     status = getattr(error, "status_code", 500)
     await drain(request)
     path = _one_line(request.scope["path"])
-    known = "GET /, GET /health, GET /metrics, GET /model, POST /predict"
+    known = "GET /, GET /health, GET /metrics, GET /model, POST /predict, POST /track/NAME, DELETE /track/NAME"
     return _error(status, f"there is no {request.method} {path}; there are: {known}")

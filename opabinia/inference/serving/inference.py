@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -92,14 +93,23 @@ class Inference:
         Raises:
             RequestError: one of them is refused or broken; then there is no result for the others either.
         """
+        sizes = self.check(uploads)
+        results = [result for group in self._groups(uploads, sizes) for result in self._predict(group)]
+        return [{"path": upload.name, **result} for upload, result in zip(uploads, results, strict=True)]
+
+    def check(self, uploads: Sequence[Upload]) -> list[tuple[int, int]]:
+        """Check uploads before they are decoded; return width and height of each.
+
+        Raises:
+            RequestError: one of them is refused.
+        """
         check = check_video if self.predictor.takes_video else check_image
         sizes = [check(upload, self.limits) for upload in uploads]
         check_total(sizes, self.limits)
         if self._masks_of_files:
             for upload, (width, height) in zip(uploads, sizes, strict=True):
-                self._check_input(upload.name, width * height, ", of which the model predicts masks")
-        results = [result for group in self._groups(uploads, sizes) for result in self._predict(group)]
-        return [{"path": upload.name, **result} for upload, result in zip(uploads, results, strict=True)]
+                self.check_input(upload.name, width * height, ", of which the model predicts masks")
+        return sizes
 
     def _groups(self, uploads: Sequence[Upload], sizes: Sequence[tuple[int, int]]) -> Iterator[list[Sample]]:
         """Yield the samples in groups within both limits: the pixels that the model gets, and those of the files, as
@@ -108,9 +118,8 @@ class Inference:
         inputs = originals = 0
         for upload, (width, height) in zip(uploads, sizes, strict=True):
             sample = self._sample(upload, (width, height))
-            shape = sample["image"].shape
-            pixels = shape.numel() // shape[-3]
-            self._check_input(upload.name, pixels)
+            pixels = pixels_of(sample)
+            self.check_input(upload.name, pixels)
             inputs, originals = inputs + pixels, originals + width * height
             if group and (inputs > self.input_pixels or originals > self.limits.pixels):
                 yield group
@@ -123,24 +132,46 @@ class Inference:
             return [{"nearest": rows} for rows in self.gallery.nearest(self.predictor.embeddings(samples))]
         return [prediction.readable for prediction in self.predictor.batch(samples)]
 
-    def _check_input(self, name: str, pixels: int, where: str = " after the transforms of the model") -> None:
+    def check_input(self, name: str, pixels: int, where: str = " after the transforms of the model") -> None:
+        """Check the number of pixels of an upload that the model gets.
+
+        Raises:
+            RequestError: it is too large (413).
+        """
         if pixels > self.input_pixels:
             limit = f"more than {self.input_pixels / 1e6:g} (--max-input-megapixels)"
             text = f"{name} has {pixels / 1e6:.3g} megapixels{where}, {limit}"
             raise RequestError(413, text)
 
     def _sample(self, upload: Upload, size: tuple[int, int]) -> Sample:
-        try:
+        with reading(upload):
             if self.predictor.takes_video:
                 with tempfile.NamedTemporaryFile(prefix="opabinia-") as file:
                     file.write(upload.content)
                     file.flush()
-                    check = partial(self._check_input, upload.name)
+                    check = partial(self.check_input, upload.name)
                     return self.predictor.sample(_CheckedVideo(file.name, self.predictor.channels, size, check))
             return self.predictor.sample(decode_bytes(upload.content, upload.name, self.predictor.channels))
-        except (OSError, ValueError) as error:
-            first_line = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise RequestError(422, f"{upload.name} is broken: {first_line}") from error
+
+
+@contextmanager
+def reading(upload: Upload) -> Iterator[None]:
+    """Read an upload inside.
+
+    Raises:
+        RequestError: it is broken (422).
+    """
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        first_line = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise RequestError(422, f"{upload.name} is broken: {first_line}") from error
+
+
+def pixels_of(sample: Sample) -> int:
+    """Return the number of pixels of a transformed sample, of all its frames and views."""
+    shape = sample["image"].shape
+    return int(shape.numel()) // int(shape[-3])
 
 
 class _CheckedVideo(VideoFile):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
+from collections.abc import Mapping
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -51,7 +52,7 @@ class Metrics:
                 "# TYPE opabinia_files_total counter",
             ),
             f"opabinia_files_total {self.files}",
-            "# HELP opabinia_requests_pending Requests of POST /predict that wait or are predicted.",
+            "# HELP opabinia_requests_pending Requests with files that wait or are predicted.",
             *("# TYPE opabinia_requests_pending gauge", f"opabinia_requests_pending {pending}"),
             "# HELP opabinia_model_load_seconds Time to load the present model, and to embed its gallery.",
             *("# TYPE opabinia_model_load_seconds gauge", f"opabinia_model_load_seconds {load_seconds:.3f}"),
@@ -64,3 +65,22 @@ class Metrics:
             lines.append(f'opabinia_predict_seconds_bucket{{le="{limit}"}} {total}')
         lines += [f"opabinia_predict_seconds_sum {self._seconds:.6f}", f"opabinia_predict_seconds_count {total}"]
         return "\n".join(lines) + "\n"
+
+
+def tracking_text(frames: int, streams: int, latency: Mapping[str, float]) -> str:
+    """Return the counts of a server that tracks.
+
+    Args:
+        frames: number of tracked frames.
+        streams: number of open streams.
+        latency: seconds of these frames by stage, see :class:`opabinia.inference.tracking.pipeline.Latency`.
+    """
+    lines = [
+        *("# HELP opabinia_tracked_frames_total Frames of streams.", "# TYPE opabinia_tracked_frames_total counter"),
+        f"opabinia_tracked_frames_total {frames}",
+        *("# HELP opabinia_streams Open streams.", "# TYPE opabinia_streams gauge", f"opabinia_streams {streams}"),
+        "# HELP opabinia_track_seconds_total Time of these frames by stage.",
+        "# TYPE opabinia_track_seconds_total counter",
+        *(f'opabinia_track_seconds_total{{stage="{name}"}} {seconds:.6f}' for name, seconds in latency.items()),
+    ]
+    return "\n".join(lines) + "\n"

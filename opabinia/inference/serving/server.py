@@ -23,6 +23,7 @@ from opabinia.inference.serving.app import Service, make_app
 from opabinia.inference.serving.connections import BACKLOG, Connection
 from opabinia.inference.serving.inference import Inference, ServedGallery
 from opabinia.inference.serving.limits import MAX_FILES, Limits
+from opabinia.inference.serving.streams import StreamOptions, TrackingInference
 from opabinia.runtime.log import logging_to
 from opabinia.runtime.version import __version__
 from opabinia.tasks.multitask import Multitask
@@ -40,6 +41,7 @@ def serve(
     limits: Limits,
     gallery: Path | None = None,
     task: Sequence[str] = (),
+    streams: StreamOptions | None = None,
 ) -> None:
     """Answer requests with a run's model until the process is stopped.
 
@@ -52,11 +54,12 @@ def serve(
         limits: limits of uploads.
         gallery: return the images in this folder that are nearest to an upload, instead of predictions.
         task: see :func:`opabinia.load`.
+        streams: also track the objects of streams; for a detector.
 
     Raises:
-        ConfigError: there is no such run, checkpoint or gallery, or the file was not exported.
+        ConfigError: there is no such run, checkpoint or gallery, the file was not exported, or the model cannot track.
     """
-    load = partial(_load, model, task, limits, gallery)
+    load = partial(_load, model, task, limits, gallery, streams)
     inference, about = load()
     logging.getLogger("python_multipart").setLevel(logging.ERROR)  # the client gets the error message
     name = about["name"]
@@ -71,7 +74,7 @@ def serve(
 
 
 def _load(
-    model: RunModel, task: Sequence[str], limits: Limits, gallery: Path | None
+    model: RunModel, task: Sequence[str], limits: Limits, gallery: Path | None, streams: StreamOptions | None
 ) -> tuple[Inference, dict[str, Any]]:
     """Load the model and embed the gallery; return what predicts uploads, and the answer of ``GET /model``."""
     start = perf_counter()
@@ -87,7 +90,9 @@ def _load(
             if isinstance(predictor.task, Multitask):
                 classes = {name: subtask.dataset_info.classes for name, subtask in predictor.task.tasks.items()}
         served_gallery = ServedGallery(predictor, gallery) if gallery is not None else None
-    inference = Inference(predictor, limits, served_gallery)
+        inference = (
+            TrackingInference(predictor, limits, streams) if streams else Inference(predictor, limits, served_gallery)
+        )
     name = "/".join(model.run.resolve().parts[-2:])
     parameters = sum(param.numel() for param in predictor.task.parameters())  # 0: those of a graph are not known
     about = {
@@ -100,11 +105,13 @@ def _load(
         **({"parameters": parameters} if parameters else {}),
         "device": str(predictor.device),
         "gallery": len(served_gallery.files) if served_gallery else 0,
+        **({"tracking": streams.tracking.config} if streams else {}),
         "limits": {
             "bytes": limits.bytes,
             "pixels": limits.pixels,
             "input_pixels": inference.input_pixels,
             "files": MAX_FILES,
+            **({"streams": streams.max_streams, "idle_seconds": streams.max_idle} if streams else {}),
         },
         "load_seconds": round(perf_counter() - start, 3),
         "version": __version__,

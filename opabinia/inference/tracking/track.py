@@ -25,9 +25,9 @@ from opabinia.data.decoding.sequential import TimedFrame
 from opabinia.inference.frames import write_frames
 from opabinia.inference.input_files import raise_skipped
 from opabinia.inference.tracking.pipeline import Pipeline, StreamTracker
+from opabinia.inference.tracking.rows import Record, mot_rows, readable_tracks
 from opabinia.inference.tracking.state import load_state, save_state
 from opabinia.inference.tracking.streams import Stream
-from opabinia.models.trackers.sequences import Frame
 from opabinia.runtime.files import disk_errors, exclusive_lock, remove_leftovers
 from opabinia.runtime.json_files import InvalidFile, check_fields
 from opabinia.runtime.log import log
@@ -45,9 +45,6 @@ SAVE_SECONDS = 10.0
 
 _STEP = 0.001
 """Seconds from a frame to the next one at least: containers and cameras may repeat times."""
-
-Record = Mapping[str, Any]
-"""A line of ``tracks.jsonl``."""
 
 
 @dataclass
@@ -280,10 +277,10 @@ class _Call:
         for image in islice(frames, None if self.max_frames is None else max(0, self.max_frames - position.frames)):
             image = image._replace(seconds=max(image.seconds, position.seconds + _STEP))
             frame, ids = self.tracker.track(image)
-            tracks = _tracks(frame, ids.tolist(), self.pipeline.detector.classes)
+            tracks = readable_tracks(frame, ids.tolist(), self.pipeline.detector.classes)
             record = {"path": stream.path, "frame": image.number, "time": round(image.seconds, 3), "tracks": tracks}
             position.lines += self._lines.write(f"{json.dumps(record)}\n".encode())
-            position.rows += rows.write("".join(_mot_rows(image.number + stream.first, tracks)).encode())
+            position.rows += rows.write("".join(mot_rows(image.number + stream.first, tracks)).encode())
             self.frames, position.frames, position.all_frames = (
                 count + 1 for count in (self.frames, position.frames, position.all_frames)
             )
@@ -366,31 +363,6 @@ def _continued(frames: Iterator[TimedFrame], position: Position) -> Iterator[Tim
     number, seconds = position.number + 1, position.seconds + max(_STEP, time.time() - position.clock)
     for frame in frames:
         yield frame._replace(number=number + frame.number, seconds=seconds + frame.seconds)
-
-
-def _tracks(frame: Frame, ids: Sequence[int], classes: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the detections that have a track, by their ids."""
-    columns = frame.labels.tolist(), frame.detections.scores.tolist(), frame.detections.boxes.tolist()
-    rows = [
-        {
-            "id": track + 1,
-            "class": classes[label],
-            "score": round(score, 4),
-            "box": [round(value, 2) for value in box],
-        }
-        for track, label, score, box in zip(ids, *columns, strict=True)
-        if track >= 0
-    ]
-    return sorted(rows, key=lambda row: int(row["id"]))
-
-
-def _mot_rows(frame: int, tracks: Sequence[Record]) -> Iterator[str]:
-    """Yield rows of MOTChallenge's results: frame, id, left, top, width, height, score, and three unused columns. The
-    first pixel has the coordinate 1."""
-    for row in tracks:
-        left, top, right, bottom = row["box"]
-        box = f"{left + 1:.2f},{top + 1:.2f},{right - left:.2f},{bottom - top:.2f}"
-        yield f"{frame},{row['id']},{box},{row['score']:.4f},-1,-1,-1\n"
 
 
 def _describe_latency(latency: Mapping[str, float], frames: int) -> str:
