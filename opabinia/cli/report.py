@@ -38,25 +38,29 @@ def report(
     """Write an HTML report of runs: curves, scores, configs, and images with predictions.
 
     It is one file that needs no network. Images are made once for each checkpoint; without the data, or with
-    --no-images, the report shows only what the run folders hold.
+    --no-images, the report shows only what the run folders hold. The folder of a cross-validation stands for its runs.
 
     opabinia report runs/classification/digits/default
 
     opabinia report runs/classification/digits/slow runs/classification/digits/fast --out both.html
 
+    opabinia report runs/classification/digits/default-folds
+
     opabinia report runs/multitask/digits/default --compare boxes=runs/detection/digits/default
     """
     with report_errors():
+        from opabinia.config.paths import member_runs
         from opabinia.visualization.report import compared_runs, default_path, write_report
 
         folders = [local_run(run) for run in runs]
-        singles = compared_runs(folders, _by_task(compare or []))
+        members = [member for folder in folders for member in member_runs(folder)]
+        singles = compared_runs(members, _by_task(compare or []))
         if images:
             from opabinia.config import ConfigError
             from opabinia.inference.load import RunModel
             from opabinia.inference.report_images import write_images
 
-            for run in [*folders, *singles.values()]:
+            for run in [*members, *singles.values()]:
                 try:
                     write_images(RunModel(run, checkpoint=checkpoint, weights=weights, device=device))
                 except Exception as error:  # the rest of the report needs no model

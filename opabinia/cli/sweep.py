@@ -1,14 +1,12 @@
-"""``opabinia sweep`` (hyperparameter search) and ``opabinia train --seeds`` or ``--folds``: several runs of one recipe,
-one table."""
+"""``opabinia sweep``: hyperparameter search, several runs of one recipe in one table."""
 
 from __future__ import annotations
 
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -17,7 +15,8 @@ import typer
 from opabinia.cli.errors import option_error, report_errors
 from opabinia.cli.options import AsJson, Quiet, Recipe, Reid, Tracker
 from opabinia.cli.outcome import in_json, print_json
-from opabinia.runtime.quiet import is_quiet, quiet_terminal
+from opabinia.cli.repeats import number_text, print_progress, stopped_in
+from opabinia.runtime.quiet import quiet_terminal
 
 if TYPE_CHECKING:
     from opabinia.training.sweep.record import Record, Trial
@@ -140,8 +139,8 @@ class _Series:
             if not run.done:
                 self._check_same_config(run)
                 changes = " ".join(f"{key}={text}" for key, text in run.changes.items())
-                _print_progress(f"run {number + 1} of {count}: {run.name} {changes}")
-                with _stopped_in(f"run {number + 1} of {count} ({run.name})"):
+                print_progress(f"run {number + 1} of {count}: {run.name} {changes}")
+                with stopped_in(f"run {number + 1} of {count} ({run.name})"):
                     self._train(run)
                 self._compared_by()
 
@@ -203,7 +202,7 @@ class _Series:
         def rows(shown: Sequence[str]) -> Iterator[list[str]]:
             yield ["run", *keys, *shown, *failed]
             for run in runs:
-                scores = [_number((run.scores or {}).get(name)) for name in shown]
+                scores = [number_text((run.scores or {}).get(name)) for name in shown]
                 reason = [_short(run.failed or "")] if failed else []
                 yield [run.name, *(str(run.changes[key]) for key in keys), *scores, *reason]
 
@@ -250,142 +249,5 @@ class _Series:
         return shlex.join(words)
 
 
-def train_seeds(
-    recipe: str, overrides: Sequence[str], *, seeds: str, out: Path, name: str, as_json: bool = False
-) -> None:
-    """Train one run per seed and print their scores in one table.
-
-    Raises:
-        ConfigError: a seed or a config is wrong, or a folder holds a run of another config.
-    """
-    from opabinia.training.sweep.runs import check_configs
-    from opabinia.training.sweep.seeds import parse_seeds
-
-    numbers = parse_seeds(seeds)
-    changes = {seed: [*overrides, f"seed={seed}"] for seed in numbers}
-    given = [word for word in overrides if word.removeprefix("--").partition("=")[0].strip() == "seed"]
-    if given:
-        raise option_error(given[0], "--seeds sets the seed of every run: remove this")
-    check_configs(recipe, changes.values())
-    repeats = _Repeats("seed", recipe, changes, out, name)
-    about = {"recipe": recipe, "overrides": list(overrides), "seeds": numbers}
-    repeats.train(repeats.folder.parent / f"{name}-seeds.json", about, as_json=as_json)
-
-
-def train_folds(
-    recipe: str,
-    overrides: Sequence[str],
-    *,
-    count: int,
-    group_by: str | None,
-    out: Path,
-    name: str,
-    as_json: bool = False,
-) -> None:
-    """Cross-validation: train a run on all but each fold of the training data, and print their scores in one table.
-
-    Raises:
-        ConfigError: the config is wrong, its data cannot be divided, or a folder holds a run of another config or other
-            folds.
-    """
-    from opabinia.config.paths import FOLDS_FILE
-    from opabinia.training.sweep.folds import Folds, fold_changes, make_folds, split_files
-    from opabinia.training.sweep.runs import check_configs
-
-    (resolved,) = check_configs(recipe, [overrides])
-    from opabinia.runtime.log import logging_to
-    from opabinia.training.launch import run_folder_of
-
-    folder, numbers = run_folder_of(recipe, out, f"{name}-folds"), range(1, count + 1)
-    runs = [f"../{name}-fold{number}" for number in numbers]
-    with logging_to(None):
-        folds = make_folds(folder, Folds(recipe, count, group_by, resolved.config["seed"] or 0, runs), resolved)
-    files = dict(zip(numbers, split_files(folder, count), strict=True))
-    changes = {number: fold_changes(resolved, overrides, file, folds) for number, file in files.items()}
-    repeats = _Repeats("fold", recipe, changes, out, name)
-    repeats.train(folder / FOLDS_FILE, {**asdict(folds), "overrides": list(overrides)}, as_json=as_json)
-
-
-@dataclass
-class _Repeats:
-    """Runs of a recipe, one for each seed or fold: ``NAME-seed0`` ...
-
-    Attributes:
-        kind: what they differ in.
-        recipe: the recipe.
-        changes: overrides of each run, by its number.
-        out, name: see :func:`opabinia.training.launch.train`.
-    """
-
-    kind: Literal["seed", "fold"]
-    recipe: str
-    changes: Mapping[int, Sequence[str]]
-    out: Path
-    name: str
-
-    @property
-    def folder(self) -> Path:
-        """The folder of the first run."""
-        return self._folder(next(iter(self.changes)))
-
-    def _folder(self, number: int) -> Path:
-        from opabinia.training.launch import run_folder_of
-
-        return run_folder_of(self.recipe, self.out, f"{self.name}-{self.kind}{number}")
-
-    def train(self, path: Path, about: Mapping[str, Any], *, as_json: bool) -> None:
-        """Train the unfinished runs; write the summary of all to ``path``, after what it is ``about``, and print it.
-
-        Raises:
-            ConfigError: a folder holds a run of another config.
-        """
-        from opabinia.training.sweep.runs import check_same_config, release_memory, train_or_resume
-        from opabinia.training.sweep.seeds import write_summary
-
-        folders = {number: self._folder(number) for number in self.changes}
-        for number, folder in folders.items():
-            check_same_config(folder, self.recipe, self.changes[number])
-        scores = {}
-        for position, (number, folder) in enumerate(folders.items(), 1):
-            _print_progress(f"run {position} of {len(folders)}: {folder}")
-            with _stopped_in(f"run {position} of {len(folders)} ({self.kind} {number})"):
-                scores[number] = train_or_resume(self.recipe, self.changes[number], out=self.out, name=folder.name)
-            release_memory()
-        summaries = write_summary(path, about, scores)
-        if as_json:
-            runs = {str(folder): in_json(scores[number]) for number, folder in folders.items()}
-            means = {metric: {"mean": summary.mean, "std": summary.std} for metric, summary in summaries.items()}
-            return print_json({"record": str(path), "runs": runs, "scores": means})
-        from opabinia.cli.tables import print_cells
-
-        rows = [
-            [metric, *map(_number, (summary.mean, summary.std, *(summary.values.get(number) for number in folders)))]
-            for metric, summary in summaries.items()
-        ]
-        print_cells(["score", "mean", "std", *(f"{self.kind} {number}" for number in folders)], rows)
-        print(f"{path} (after the last step of each run)")
-
-
-@contextmanager
-def _stopped_in(run: str) -> Iterator[None]:
-    """Name the run that a signal has stopped, and exit."""
-    from opabinia.runtime.signals import Stopped
-
-    try:
-        yield
-    except Stopped as stopped:
-        typer.echo(f"stopped in {run}: the same command resumes", err=True)
-        raise SystemExit(stopped.exit_status) from None
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4f}"
-
-
 def _short(text: str) -> str:
     return text if len(text) <= 80 else text[:76] + " ..."
-
-
-def _print_progress(text: str) -> None:
-    if not is_quiet():
-        typer.echo(text, err=True)

@@ -171,7 +171,7 @@ def _repeated(
         raise option_error("--group-by", "it belongs to --folds: add it")
     if folds is not None and seeds is not None:
         raise option_error("--folds", "cannot be combined with --seeds")
-    from opabinia.cli.sweep import train_folds, train_seeds
+    from opabinia.cli.repeats import train_folds, train_seeds
 
     if folds is not None:
         option, train_all = "--folds", partial(train_folds, count=folds, group_by=group_by)

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from typing_extensions import TypedDict
+
 from opabinia.config.catalog import Catalog
 from opabinia.config.catalog import catalog as catalog_of
 from opabinia.config.check import Resolved, check
@@ -23,7 +25,7 @@ from opabinia.runtime.files import describe_missing, split_folder
 from opabinia.runtime.storage import is_url
 
 FOLDS_FILE = "folds.json"
-"""The record in the folder of the folds of ``opabinia train --folds``, which names their runs."""
+"""The record of ``opabinia train --folds`` in the folder of the folds; its ``runs`` are relative to that."""
 
 
 def check_run_name(name: str) -> None:
@@ -80,6 +82,29 @@ def plan_file(data: str, out: Path, name: str) -> Path:
 def facts_file(recipe: Path) -> Path:
     """Return the file beside a planned recipe with the facts behind it; for other recipes it does not exist."""
     return recipe.with_suffix(".plan.json")
+
+
+def member_runs(folder: Path) -> list[Path]:
+    """Return the folders of the runs of a cross-validation, given the folder of its folds; that of another run alone.
+
+    Raises:
+        ConfigError: some of them do not exist yet.
+        InvalidFile: the record of the folds is damaged.
+    """
+    if not (folder / FOLDS_FILE).is_file():
+        return [folder]
+    from opabinia.runtime.json_files import read_json
+
+    runs = [Path(os.path.normpath(folder / run)) for run in read_json(folder / FOLDS_FILE, _Members)["runs"]]
+    missing = [str(run) for run in runs if not holds_run(run)]
+    if missing or not runs:
+        message = f"not all folds are trained (there is no {listing(missing, 2)}): the command that made it resumes"
+        raise ConfigError(Problem(str(folder), "", message))
+    return runs
+
+
+class _Members(TypedDict):
+    runs: list[str]
 
 
 def check_not_overwritten(folder: Path) -> None:

@@ -1,6 +1,7 @@
 """The commands ``train --seeds`` and ``sweep``, with runs of two steps."""
 
 import json
+import operator
 import os
 import re
 import shlex
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from opabinia.cli import main
+from opabinia.data.sources import Digits
 from opabinia.training import launch
 from tests.cli.conftest import CommandResult
 from tests.runtime.pseudo_terminal import on_terminal
@@ -40,8 +42,8 @@ def read_record(path: Path) -> dict[str, Any]:
     return content
 
 
-def finish_time(folder: Path) -> int:
-    return (folder / "results.json").stat().st_mtime_ns
+def finish_time(folder: Path, file: str = "results.json") -> int:
+    return (folder / file).stat().st_mtime_ns
 
 
 @pytest.fixture
@@ -126,6 +128,8 @@ def test_folds_resume_after_an_interruption(
     opabinia: Opabinia, tmp_path: Path, interrupt_run: Callable[[str], None]
 ) -> None:
     out = tmp_path / "classification" / "digits"
+    source = Digits()
+    truth = {source.id(index): source.classes[source.info.labels[index]] for index in range(len(source))}
     command = ["train", RECIPE, *SMALL, "--folds", "2", "--name", "a", "--out", tmp_path]
     interrupt_run("a-fold2")
     result = opabinia(*command)
@@ -148,8 +152,22 @@ def test_folds_resume_after_an_interruption(
         "values": {"1": values[0], "2": values[1]}, "mean": statistics.mean(values), "std": statistics.stdev(values)
     }  # fmt: skip
 
+    lines = [json.loads(line) for line in (out / "a-folds" / "predictions.jsonl").read_text().splitlines()]
+    held_out = {name: fold for fold in (1, 2) for name in read_record(out / f"a-folds/fold{fold}.json")["val"]}
+    assert {line["path"]: line["fold"] for line in lines} == held_out and len(lines) == len(held_out) == 1437
+    right = [line["top"][0]["class"] == truth[line["path"]] for line in lines]
+    over_all = statistics.mean(right)
+    assert saved["out_of_fold"]["val/top1"] == printed["out_of_fold"]["val/top1"] == pytest.approx(over_all)
+    sizes = [sum(fold == number for fold in held_out.values()) for number in (1, 2)]
+    assert over_all == pytest.approx(sum(map(operator.mul, values, sizes)) / sum(sizes)), "the last checkpoint predicts"
+
+    written = finish_time(out / "a-folds", "predictions.jsonl")
     table = opabinia(*command)
-    assert [cell for cell in rows(table.out)[0][:2]] == ["val/top1", f"{statistics.mean(values):.4f}"]
+    assert rows(table.out)[0][:2] == ["val/top1", f"{statistics.mean(values):.4f}"]
+    assert rows(table.out)[0][3] == f"{over_all:.4f}"
+    assert finish_time(out / "a-folds", "predictions.jsonl") == written, "predictions of these runs are kept"
+    assert read_record(out / "a-folds" / "folds.json") == saved
+    assert "report.html; opabinia report" in table.out and "over 2 folds" in (out / "a-folds/report.html").read_text()
     result = opabinia("train", RECIPE, *SMALL, "--folds", "3", "--name", "a", "--out", tmp_path)
     assert result.status == 2 and "folds.json: belongs to folds with another folds (2, not 3)" in result.err
 

@@ -1,20 +1,22 @@
 """Cross-validation: the folds of a recipe's training data, and the changes to its config that train each.
 
-The *folder of the folds*, ``NAME-folds`` beside the runs ``NAME-fold1`` ..., has their split files and the record.
+The *folder of the folds*, ``NAME-folds`` beside the runs ``NAME-fold1`` ..., has their split files, the record, and the
+config of the recipe. For commands that use a trained model it is a run folder, of the ensemble of these runs.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from opabinia.config import ConfigError, Problem, Resolved
 from opabinia.config.datasets import subtasks, validation_sets, with_sets
 from opabinia.config.paths import FOLDS_FILE
-from opabinia.config.text import escape, flow
+from opabinia.config.text import dump, escape, flow
+from opabinia.runtime.files import write_atomic
 from opabinia.runtime.json_files import read_json, write_json
 from opabinia.runtime.log import log
 from opabinia.runtime.text import plural
@@ -22,7 +24,7 @@ from opabinia.runtime.text import plural
 
 @dataclass(frozen=True)
 class Folds:
-    """The folds of a recipe, as recorded in ``folds.json``; the summary of the scores is added to it at the end.
+    """The folds of a recipe, as recorded in ``folds.json``, which gets the scores at the end.
 
     Attributes:
         recipe: name or path of the recipe, as given.
@@ -39,6 +41,21 @@ class Folds:
     seed: int
     runs: list[str]
     identities: bool = False
+
+
+@dataclass(frozen=True)
+class FoldScores(Folds):
+    """The record at the end.
+
+    Attributes:
+        overrides: ``key=value``, as given.
+        out_of_fold: scores over the out-of-fold predictions of all samples.
+        scores: summary of each score, see :class:`opabinia.training.sweep.seeds.Summary`.
+    """
+
+    overrides: list[str] = field(default_factory=list)
+    out_of_fold: dict[str, float] = field(default_factory=dict)
+    scores: dict[str, Any] = field(default_factory=dict)
 
 
 def split_files(folder: Path, count: int) -> list[Path]:
@@ -78,7 +95,8 @@ def make_folds(folder: Path, folds: Folds, resolved: Resolved) -> Folds:
     from opabinia.training.streams import training_streams
 
     train = {"source": _samples_of(resolved), "transforms": []}
-    parts = build_parts(replace(resolved, config=with_sets(resolved.config, train, []))).keywords
+    alone = replace(resolved, config=with_sets(resolved.config, train, []))
+    parts = build_parts(alone, batch_size=1).keywords  # where it is auto
     source = training_streams(parts["task"], parts["data"])[SINGLE].source
     task = getattr(parts["task"], "target", None)
     identities = isinstance(task, type) and issubclass(task, Reidentification)
@@ -88,6 +106,7 @@ def make_folds(folder: Path, folds: Folds, resolved: Resolved) -> Folds:
     except ValueError as error:
         raise ConfigError(Problem("command line", "--folds", str(error))) from error
     folds = replace(folds, identities=identities)
+    write_atomic(folder / "config.yaml", dump(resolved.config))
     write_json(path, asdict(folds))
     count = int(groups.max()) + 1
     together = "" if count == len(groups) else f" ({plural(count, 'group')} of samples that belong together)"

@@ -10,16 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from opabinia.config.check import DEFAULT
+from opabinia.config.paths import FOLDS_FILE, member_runs
 from opabinia.runtime.files import write_atomic
 from opabinia.visualization.report.blocks import Block, Chart, Gallery, Section, Table
 from opabinia.visualization.report.charts import AXES, batch_charts, metric_sections
 from opabinia.visualization.report.comparison import LETTERS, compared_runs, differences, total_cost
 from opabinia.visualization.report.dataset_profile import profile_blocks
 from opabinia.visualization.report.images import ByteBudget, checkpoint_step, galleries_of, read_index
-from opabinia.visualization.report.run_data import RunData, as_subtask, read_run
+from opabinia.visualization.report.run_data import RunData, as_subtask, name_of, read_run
 from opabinia.visualization.report.tables import blocks_of
 from opabinia.visualization.report.templating import template
-from opabinia.visualization.report.untrusted_json import dict_of, dicts_of, number_of, texts_of
+from opabinia.visualization.report.untrusted_json import dict_of, dicts_of, number_of, read_json, texts_of
 
 EVALUATION_KEYS = ("data", "samples", "checkpoint", "weights", "overrides")
 
@@ -59,7 +60,7 @@ def write_report(
     """Write the report of one run, or of several in the same charts.
 
     Args:
-        folders: folders of the runs.
+        folders: folders of the runs; that of the folds of a cross-validation stands for all of their runs.
         out: the file; None: ``report.html`` in the folder of a single run, or in the common folder of several.
         compare: single-task runs beside which tasks of a multi-task run are shown, by task; None: those that its
             config names.
@@ -86,9 +87,10 @@ def default_path(folders: Sequence[Path]) -> Path:
 
 def page_of(folders: Sequence[Path], compare: Mapping[str, Path] | None = None) -> str:
     """Return the page as text; see :func:`write_report`."""
-    singles = compared_runs(folders, compare or {})
+    members = [run for folder in folders for run in member_runs(folder)]
+    singles = compared_runs(members, compare or {})
     single = [as_subtask(read_run(folder), name) for name, folder in singles.items()]
-    runs, budget = [*map(read_run, folders), *single], ByteBudget()
+    runs, budget = [*map(read_run, members), *single], ByteBudget()
     chapters = [_chapter(letter, run, budget) for letter, run in zip(LETTERS, runs, strict=False)]
     charts: list[Chart] = []
 
@@ -103,12 +105,12 @@ def page_of(folders: Sequence[Path], compare: Mapping[str, Path] | None = None) 
 
     return template("page.html").render(
         title=" · ".join(run.name for run in runs[:3]) + (" ..." if len(runs) > 3 else ""),
-        heading=runs[0].name if len(folders) == 1 else f"{len(runs)} runs",
+        heading=name_of(folders[0]) if len(folders) == 1 else f"{len(runs)} runs",
         chapters=chapters,
         curves=metric_sections(runs),
         axes=AXES,
         default=DEFAULT,
-        scores=[*_score_tables(chapters), *_costs(chapters)],
+        scores=[*_fold_tables(folders), *_score_tables(chapters), *_costs(chapters)],
         differences=_differences(chapters),
         opened=len(chapters) < 3 or _all_tasks_differ(chapters),
         number_of_chart=number_of_chart,
@@ -197,6 +199,23 @@ def _summary(run: RunData) -> str:
     units = (f"{seconds / length:,.3g} {unit}" for unit, length in (("h", 3600), ("min", 60)) if seconds >= 2 * length)
     progress = f"step {step:,.0f}, epoch {epoch:,.3g}, {next(units, f'{seconds:.0f} s')}" if step else ""
     return " · ".join(filter(None, (run.task, progress, "" if run.finished else "not finished")))
+
+
+def _fold_tables(folders: Sequence[Path]) -> list[Table]:
+    """Return the mean and deviation of each score of a cross-validation, and the score over all samples."""
+    tables = []
+    for folder in folders:
+        record = dict_of(read_json(folder / FOLDS_FILE, [])) if (folder / FOLDS_FILE).is_file() else {}
+        scores = {name: dict_of(summary) for name, summary in dict_of(record.get("scores")).items()}
+        over_all = dict_of(record.get("out_of_fold"))
+        rows = [
+            (name, number_of(summary.get("mean")), number_of(summary.get("std")), number_of(over_all.get(name)))
+            for name, summary in scores.items()
+        ]
+        title = f"{name_of(folder)}: over {record.get('folds')} folds, after the last step"
+        columns = ("score", "mean", "standard deviation", "out-of-fold predictions of all samples")
+        tables += [Table(title, columns, rows, max_rows=16)] if rows else []
+    return tables
 
 
 def _score_tables(chapters: Sequence[Chapter]) -> list[Table]:

@@ -100,7 +100,7 @@ def read_run(folder: Path) -> RunData:
     """
     if not holds_run(folder):
         check_run_folder(folder)
-    run = RunData(folder, "/".join(folder.resolve().parts[-3:]))
+    run = RunData(folder, name_of(folder))
     _read_config(run)
     run.metrics = read_metrics(folder / "metrics.jsonl")
     _read_scores(run)
@@ -112,6 +112,11 @@ def read_run(folder: Path) -> RunData:
             run.details[dataset] = tables
     _note_missing(run)
     return run
+
+
+def name_of(folder: Path) -> str:
+    """Return the name of a run by its folder, such as ``classification/digits/default``."""
+    return "/".join(folder.resolve().parts[-3:])
 
 
 def as_subtask(run: RunData, name: str) -> RunData:
