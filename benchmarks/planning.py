@@ -4,8 +4,9 @@ For each dataset and budget three sides train in turn, each in a process of its 
 nothing else; the starting recipe of the task, ended by the budget; and the recipe of the repository that was tuned by
 hand for this dataset, ended by the budget, where there is one. The score is the better of the weights and their moving
 average after the last step, on the validation data of the folder. Embedded datasets are written as folders first: the
-planner sees files only. Run: ``python benchmarks/planning.py``, or with some of the names below, ``--budgets 3m,10m``
-and ``--seeds 0,1,2``. Data of ../shared is used if it is there.
+planner sees files only. Run: ``python benchmarks/planning.py``, or with some of the names below, ``--budgets 3m,10m``,
+``--seeds 0,1,2`` and ``--sides planned,tuned``. Data of ../shared is used if it is there. Each score is added to
+``planning.jsonl``; scores of the same rules on as many cores are not measured again.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import date
+from itertools import product
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -27,6 +30,7 @@ import numpy as np
 from PIL import Image
 
 from opabinia.runtime.durations import parse_seconds
+from opabinia.training.autoconfig.plan import VERSION
 
 SHARED = Path(__file__).resolve().parent.parent.parent / "shared" / "data"
 
@@ -169,7 +173,7 @@ def train_command(words: Sequence[str], seed: int, out: Path) -> list[str]:
     return [sys.executable, "-m", "opabinia", "train", *words, f"seed={seed}", "--out", str(out), "--quiet", "--json"]
 
 
-def train(words: Sequence[str], budget: float, seed: int, out: Path, score: str) -> tuple[float, float]:
+def train(words: Sequence[str], seed: int, out: Path, score: str) -> tuple[float, float]:
     """Train in a process; return the better score of weights and EMA, and the wall time."""
     command = train_command(words, seed, out)
     began = time.perf_counter()
@@ -188,13 +192,39 @@ def limited(words: Sequence[str], folder: Path, budget: float) -> list[str]:
     return [*(word.replace("FOLDER", str(folder)) for word in words), limit, *rare]
 
 
+class Records:
+    """The scores that were measured, a line of a file for each.
+
+    Args:
+        path: the file; it may not exist yet.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        self._rows: list[dict[str, Any]] = [json.loads(line) for line in lines]
+
+    def find(self, key: dict[str, Any]) -> dict[str, Any] | None:
+        """Return the record with all values of ``key``."""
+        return next((row for row in self._rows if key.items() <= row.items()), None)
+
+    def add(self, row: dict[str, Any]) -> dict[str, Any]:
+        """Add a record, and return it."""
+        self._rows.append(row)
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+        return row
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("names", nargs="*", default=list(DATASETS))
     parser.add_argument("--budgets", default="3m,10m")
     parser.add_argument("--seeds", default="0,1,2")
+    parser.add_argument("--sides", default="planned,starting,tuned")
+    parser.add_argument("--records", type=Path, default=Path(__file__).with_suffix(".jsonl"))
     arguments = parser.parse_args()
-    seeds = [int(seed) for seed in arguments.seeds.split(",")]
+    records, seeds = Records(arguments.records), [int(seed) for seed in arguments.seeds.split(",")]
     print("| dataset | budget | score | planned | starting recipe | hand-tuned recipe | seeds | wall time, planned |")
     print("|---|---|---|---|---|---|---|---|")
     for name in arguments.names:
@@ -206,20 +236,31 @@ def main() -> None:
                 continue
             for text in arguments.budgets.split(","):
                 budget = parse_seconds(text)
-                sides: dict[str, list[tuple[float, float]]] = {"planned": [], "starting": [], "tuned": []}
-                for seed in seeds:
-                    recipes = {
-                        "planned": [str(folder), "--budget", text, *dataset.options],
-                        "starting": limited(dataset.starting, folder, budget),
-                        "tuned": limited(dataset.tuned, folder, budget) if dataset.tuned else [],
-                    }
-                    for side, words in recipes.items():
-                        if words:
+                recipes = {
+                    "planned": [str(folder), "--budget", text, *dataset.options],
+                    "starting": limited(dataset.starting, folder, budget),
+                    "tuned": limited(dataset.tuned, folder, budget) if dataset.tuned else [],
+                }
+                sides: dict[str, list[dict[str, Any]]] = {side: [] for side in recipes}
+                for seed, side in product(seeds, arguments.sides.split(",")):
+                    if recipes[side]:
+                        key = {"dataset": name, "budget": text, "side": side, "seed": seed, "cores": cores()}
+                        key |= {"rules": VERSION} if side == "planned" else {}
+                        row = records.find(key)
+                        if row is None:
                             out = Path(temporary) / f"{side}-{text}-{seed}"
-                            sides[side].append(train(words, budget, seed, out, dataset.score))
-                cells = [_cell([score for score, _ in results]) for results in sides.values()]
-                wall = f"{mean(seconds for _, seconds in sides['planned']):.0f} s"
+                            score, seconds = train(recipes[side], seed, out, dataset.score)
+                            today = date.today().isoformat()
+                            row = records.add({**key, "score": score, "seconds": round(seconds), "date": today})
+                        sides[side].append(row)
+                cells = [_cell([row["score"] for row in rows]) for rows in sides.values()]
+                wall = f"{mean(row['seconds'] for row in sides['planned']):.0f} s" if sides["planned"] else ""
                 print("|", " | ".join([name, text, dataset.score, *cells, str(len(seeds)), wall]), "|", flush=True)
+
+
+def cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0))
 
 
 def _cell(scores: Sequence[float]) -> str:
