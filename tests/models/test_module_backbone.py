@@ -1,13 +1,17 @@
 """Any module can be a backbone: a dry run determines its sizes."""
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from opabinia.contracts import Level
+from opabinia.contracts import Backbone, Level
+from opabinia.models.backbones.iresnet import iresnet
 from opabinia.models.backbones.module import ModuleBackbone, build_backbone
+from opabinia.models.backbones.osnet import osnet
+from opabinia.models.backbones.shufflenet import shufflenet
 
 
 def small_net(*after: nn.Module) -> Callable[[int], nn.Module]:
@@ -29,6 +33,23 @@ def test_feature_maps_are_pooled() -> None:
     images = torch.rand(2, 3, 32, 32)
     assert (net.out_channels, net.map_channels, net.preprocessing, net.clips) == (6, 6, None, False)
     assert torch.allclose(net(images), net.feature_maps(images).mean((2, 3)))
+
+
+@pytest.mark.parametrize(
+    ("net", "width"),
+    [
+        (partial(iresnet, model="iresnet18", image_size=(64, 32), se=True), 512 * 8),
+        (partial(osnet, model="osnet_x0_25", ibn=True), 128),
+        (partial(shufflenet, model="shufflenet_v2_x0_5"), 1024),
+    ],
+    ids=["iresnet", "osnet", "shufflenet"],
+)
+def test_networks_of_re_identification(net: Callable[[int], Backbone], width: int) -> None:
+    backbone = net(1).train()
+    vectors = backbone(torch.rand(4, 1, 64, 32))
+    assert vectors.shape == (4, width) and backbone.out_channels == width
+    vectors.square().sum().backward()
+    assert all(param.grad is not None for param in backbone.parameters())
 
 
 def test_vectors_are_not_pooled() -> None:
