@@ -16,6 +16,7 @@ from opabinia.models.backbones.resnet import resnet
 from opabinia.models.backbones.timm import timm
 from opabinia.models.backbones.video import Mvit, SlowFast, TimeSformer, Tsn, X3d, resnet3d
 from opabinia.models.backbones.vit import vit
+from opabinia.models.backbones.windowed_dinov2 import WindowedDinov2
 
 CLIPS, IMAGES = (2, 3, 4, 32, 32), (2, 3, 64, 32)
 ODD = (2, 3, 5, 45, 32)
@@ -88,3 +89,10 @@ def test_every_branch_of_multiple_granularities_is_recomputed() -> None:
         gradients.append([param.grad for param in net.parameters()])
     assert len(calls) == 3 and None not in gradients[0]
     torch.testing.assert_close(*gradients)
+
+
+def test_depths_of_a_network_without_activation_checkpointing() -> None:
+    net = WindowedDinov2(3, width=32, depth=2, heads=2, patch_size=8, image_size=32, num_windows=2, layers=[2])
+    depths = net.depths()
+    assert depths.keys() == dict(net.named_parameters()).keys() and {*depths.values()} == {0, 1, 2, 3}
+    assert all(depth == int(name.split("layer.")[1][0]) + 1 for name, depth in depths.items() if "layer." in name)
