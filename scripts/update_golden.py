@@ -140,6 +140,7 @@ SMALLER = {
     "reid/mot": ("train.channels_last=false", "vars.size=[64, 64]", "data.batch_size=8", "vars.val=[b]"),
     "detection/digit_tracks": ("data.batch_size=4",),
     "reid/digit_tracks": ("data.batch_size=16",),
+    "multitask/digit_tracks": ("data.batch_size=16",),
     "detection/bccd": ("vars.short=[48, 64]", "vars.test=48"),
     **{
         f"video/kinetics/{name}": _FILMS

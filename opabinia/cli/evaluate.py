@@ -19,6 +19,7 @@ from opabinia.cli.options import (
     Overrides,
     Quiet,
     Reid,
+    ReidTask,
     RunOrRecipe,
     Tracker,
     WeightsOrFile,
@@ -54,6 +55,7 @@ def evaluate(
     ] = False,
     tracker: Tracker = None,
     reid: Reid = None,
+    reid_task: ReidTask = None,
     nproc: Nproc = None,
     nnodes: Nnodes = None,
     node_rank: NodeRank = None,
@@ -89,14 +91,14 @@ def evaluate(
         check_run_data(folder, overrides, [] if data else ["data.val"])
         ranks = layout(nproc, nnodes, node_rank, rdzv_endpoint, max_restarts=0)
         given = {"--checkpoint": checkpoint, "--split": split, "--data": data, "--name": name, "--weights": which}
-        given |= {"--tracker": tracker, "--reid": reid}
+        given |= {"--tracker": tracker, "--reid": reid, "--reid-task": reid_task}
         words = [word for option, value in given.items() if value for word in (option, str(value))]
         words += ["--confidence-intervals"] * confidence_intervals
         run_in_many(ranks, ["eval", str(folder), *overrides, *tracker_words, *words, *words_of(quiet, as_json)])
         splits = split_names(split)
         if tracker:
             model, part = (folder, overrides, checkpoint, chosen), (splits, data, name)
-            return evaluate_tracks(model, part, tracker, tracker_words, reid, as_json=as_json)
+            return evaluate_tracks(model, part, tracker, tracker_words, reid, reid_task, as_json=as_json)
         from opabinia.training.launch import evaluate as scores_of
 
         scores = scores_of(

@@ -85,6 +85,12 @@ Reid = Annotated[
     str | None,
     typer.Option("--reid", metavar="RUN", help="The run of a re-identification model, for the appearance of objects."),
 ]
+ReidTask = Annotated[
+    str | None,
+    typer.Option(
+        "--reid-task", metavar="NAME", help="Task of --reid, a multi-task run; default: its only re-identification."
+    ),
+]
 
 TrackerWords = Annotated[
     list[str] | None,

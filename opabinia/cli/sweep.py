@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from opabinia.cli.errors import option_error, report_errors
-from opabinia.cli.options import AsJson, Quiet, Recipe, Reid, Tracker
+from opabinia.cli.options import AsJson, Quiet, Recipe, Reid, ReidTask, Tracker
 from opabinia.cli.outcome import in_json, print_json
 from opabinia.cli.repeats import number_text, print_progress, stopped_in
 from opabinia.runtime.quiet import quiet_terminal
@@ -54,6 +54,7 @@ def sweep(
     out: Annotated[Path, typer.Option(help="Folder of the runs: OUT/RECIPE/NAME-000.")] = Path("runs"),
     tracker: Tracker = None,
     reid: Reid = None,
+    reid_task: ReidTask = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
@@ -84,7 +85,8 @@ def sweep(
         record = Record(recipe, list(words or []), how, None if how == "grid" else seed or 0)
         if is_of_tracker(words or [], tracker, reid):
             options: dict[str, Any] = {"metric": metric, "better": better, "name": name, "as_json": as_json}
-            return sweep_tracker(record, space, random or optuna or 0, tracker=tracker, reid=reid, **options)
+            options |= {"tracker": tracker, "reid": reid, "reid_task": reid_task}
+            return sweep_tracker(record, space, random or optuna or 0, **options)
         trials, default_metric = _checked(record, space, random or optuna or 0)
 
         from opabinia.training.launch import run_folder_of

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from opabinia.cli.errors import option_error, report_errors
-from opabinia.cli.options import Changes, Checkpoint, Device, Reid, Tasks, Weights, split_names
+from opabinia.cli.options import Changes, Checkpoint, Device, Reid, ReidTask, Weights
 from opabinia.cli.tracking import default_tracker, reid_model, resolve_words
 from opabinia.cli.weights import open_run
 from opabinia.runtime.addresses import is_live
@@ -33,6 +33,10 @@ TrackerName = Annotated[
     str | None,
     typer.Option(metavar="NAME", help="bytetrack, botsort, ocsort, sort ...; default: bytetrack, with --reid botsort."),
 ]
+DetectorTask = Annotated[
+    str | None,
+    typer.Option("--task", metavar="NAME", help="Task of a multi-task run; default: its only object detection."),
+]
 Out = Annotated[Path | None, typer.Option(help="Output folder; default: RUN/tracks.")]
 Score = Annotated[float, typer.Option(min=0, max=1, help="Lowest score of the detections that are tracked.")]
 Rate = Annotated[
@@ -52,6 +56,7 @@ def track(
     run: Run,
     paths: Paths,
     reid: Reid = None,
+    reid_task: ReidTask = None,
     tracker: TrackerName = None,
     out: Out = None,
     score: Score = 0.1,
@@ -59,7 +64,7 @@ def track(
     max_frames: MaxFrames = None,
     video: Video = True,
     resume: Resume = False,
-    task: Tasks = "",
+    task: DetectorTask = None,
     checkpoint: Checkpoint = "best",
     weights: Weights = None,
     changes: Changes = None,
@@ -82,25 +87,29 @@ def track(
         words, overrides = _split_words(paths)
         folder, chosen, _ = open_run(run, None, weights)
         from opabinia.inference.tracking.streams import find_streams
-        from opabinia.training.run_folder import chosen_checkpoint
+        from opabinia.training.run_folder import chosen_checkpoint, resolve
+        from opabinia.training.tracked_tasks import detection_task
 
         tracking = resolve_words(folder, tracker or default_tracker(reid), overrides, changes or [])
         streams = find_streams(words, rate)
-        other = reid_model(reid, device)
+        other = reid_model(reid, reid_task, device)
+        detector_task = detection_task(resolve(folder, changes or []).config, task)
         from opabinia.inference.load import RunModel
         from opabinia.inference.tracking import track as tracks
         from opabinia.inference.tracking.pipeline import Pipeline
         from opabinia.runtime.log import logging_to
 
         with logging_to(None):
-            detector = RunModel(folder, changes or [], checkpoint, chosen, device).load(split_names(task))
+            detector = RunModel(folder, changes or [], checkpoint, chosen, device).load(detector_task)
             embedder = None if other is None else other.load()
             pipeline = Pipeline(detector, embedder, min_score=score)
             settings = {
                 "detector": str(chosen_checkpoint(folder, checkpoint).resolve()),
                 "weights": detector.weights,
                 "--set": list(changes or []),
+                "--task": detector_task,
                 "--reid": other and str(chosen_checkpoint(other.run, "best").resolve()),
+                "--reid-task": other and other.task,
                 "tracker": tracking.config,
                 "--score": score,
                 "--rate": rate,

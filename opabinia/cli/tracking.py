@@ -78,18 +78,27 @@ def resolve_words(run: Path, tracker: str, words: Sequence[str], changes: Sequen
     return resolve_tracking({"tracker": {}}, [f"tracker.name={tracker}", *words], plugins)
 
 
-def reid_model(reid: str | None, device: str | None = None) -> RunModel | None:
+def reid_model(reid: str | None, task: str | None = None, device: str | None = None) -> RunModel | None:
     """Return the model of embeddings; None without a run.
 
+    Args:
+        reid: the run.
+        task: its task, if it is a multi-task run; None: its only one for re-identification.
+        device: where the model computes.
+
     Raises:
-        ConfigError: there is no such run.
+        ConfigError: there is no such run or task, or there are several.
     """
     if reid is None:
+        if task is not None:
+            raise option_error("--reid-task", "is a task of --reid RUN: add it")
         return None
     folder = open_run(reid, None, None)[0]
     from opabinia.inference.load import RunModel
+    from opabinia.training.run_folder import resolve
+    from opabinia.training.tracked_tasks import embedding_task
 
-    return RunModel(folder, device=device)
+    return RunModel(folder, device=device, task=embedding_task(resolve(folder).config, task))
 
 
 # --- eval -------------------------------------------------------------------------------------------------------------
@@ -101,6 +110,7 @@ def evaluate_tracks(
     tracker: str,
     words: Sequence[str],
     reid: str | None,
+    reid_task: str | None = None,
     *,
     as_json: bool,
 ) -> None:
@@ -112,14 +122,16 @@ def evaluate_tracks(
         tracker: name of the tracker.
         words: its options.
         reid: folder of the run of the model of embeddings.
+        reid_task: its task, see :func:`reid_model`.
         as_json: print JSON instead of tables.
     """
     (run, overrides, checkpoint, weights), (splits, path, name) = model, data
-    tracking, embedder = resolve_words(run, tracker, words), reid_model(reid)
+    tracking, embedder = resolve_words(run, tracker, words), reid_model(reid, reid_task)
     from opabinia.inference.load import RunModel
     from opabinia.inference.tracking.evaluation import evaluate_tracker
 
     given = [f"tracker={tracker}", *words, *([f"reid={reid}"] if reid else [])]
+    given += [f"reid_task={reid_task}"] if reid_task else []
     detector = RunModel(run, overrides, checkpoint, weights)
     tables = evaluate_tracker(detector, tracking, given, embedder, splits=splits, data=path, name=name)
     if as_json:
@@ -174,6 +186,7 @@ def sweep_tracker(
     *,
     tracker: str | None,
     reid: str | None,
+    reid_task: str | None,
     metric: str | None,
     better: Better | None,
     name: str,
@@ -186,7 +199,7 @@ def sweep_tracker(
         space: values of the options.
         count: number of trials of a random search.
         tracker: name of the tracker.
-        reid: folder of the run of the model of embeddings.
+        reid, reid_task: the model of embeddings, see :func:`reid_model`.
         metric, better: score to sort by (HOTA), and its direction.
         name: name of the record in ``tracking`` of the run folder.
         as_json: print JSON instead of a table.
@@ -202,7 +215,8 @@ def sweep_tracker(
     options, changes = split_words(space.shared)
     if other := [axis.key for axis in space.axes if not split_words([f"{axis.key}="])[0]]:
         raise option_error(other[0], "is no option of a tracker: with those, only these are varied")
-    run, embedder, tracker = local_run(record.recipe), reid_model(reid), tracker or default_tracker(reid)
+    run, embedder = local_run(record.recipe), reid_model(reid, reid_task)
+    tracker = tracker or default_tracker(reid)
     check_run_data(run, changes, ["data.val"])
     trials = _trials(record, space, count)
     trackings = {

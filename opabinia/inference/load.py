@@ -73,7 +73,7 @@ class RunModel:
     Attributes:
         run: the run folder.
         overrides: ``key=value``, changes to the run's config.
-        checkpoint, weights, device: see :func:`load`.
+        checkpoint, weights, device, task: see :func:`load`.
     """
 
     run: Path
@@ -81,8 +81,9 @@ class RunModel:
     checkpoint: str = "best"
     weights: Weights | None = None
     device: str | None = None
+    task: str | Sequence[str] = ()
 
     def load(self, task: str | Sequence[str] = ()) -> Predictor:
-        """Load the model, of a multi-task run that of some tasks; see :func:`load`."""
+        """Load the model, of a multi-task run that of some tasks, by default its own; see :func:`load`."""
         options: dict[str, Any] = {"checkpoint": self.checkpoint, "weights": self.weights, "device": self.device}
-        return load(self.run, self.overrides, task=task, **options)
+        return load(self.run, self.overrides, task=task or self.task, **options)

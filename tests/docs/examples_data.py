@@ -53,6 +53,7 @@ OVERRIDES = {
     "scenes.yaml": ["vars.short=[64, 96]", "vars.crop=[64, 64]", "vars.test=48", "data.batch_size=4", *TWO_STEPS],
     "strokes.yaml": ["vars.size=32", "data.batch_size=4", *TWO_STEPS],
     "multitask/digits": TWO_STEPS,
+    "multitask/digit_tracks": ["data.batch_size=16", *TWO_STEPS],
     "my.yaml": ["data.sampler={name: subset, num_samples: 64}", "data.batch_size=4", *TWO_STEPS],
     "reid/digit_tracks": ["data.batch_size=16", *TWO_STEPS],
     "reid/folder": ["vars.size=[32, 32]", "vars.identities=2", "vars.instances=2", "data.batch_size=4", *TWO_STEPS],

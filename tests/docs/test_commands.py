@@ -44,7 +44,7 @@ NOT_RUN = {
     r"opabinia .*--push": "an account of the Hugging Face Hub; tests/cli/test_hub_upload.py has a server",
     r"opabinia (predict RUN|track \S+) (rtsp|webcam):": "a camera; tests/inference/test_frames.py has a server",
     r"opabinia .*score_calibration": "a detector with its maps; tests/evaluation/test_score_calibration.py",
-    r"opabinia (eval|sweep|report) runs/detection/(mot|digit_tracks)": "tracks; tests/cli/test_tracking.py has some",
+    r"opabinia (eval|sweep|report) runs/\w+/(mot|digit_tracks)": "tracks; tests/cli/test_tracking.py has some",
     r"opabinia .*s3://": "a bucket; tests/training/test_remote_runs.py and tests/cli have a server",
     r"opabinia config import (mm|pyslowfast|paddlevideo)": "configs of other systems; tests/migration has some",
     r"opabinia train slowfast.yaml": "the config that the command before it imports",

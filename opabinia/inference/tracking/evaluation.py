@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from opabinia.config import ConfigError, Problem, Resolved
-from opabinia.config.datasets import validation_sets, with_sets
+from opabinia.config.datasets import Section, validation_sets, with_sets
 from opabinia.config.text import describe_source
 from opabinia.contracts import DataMismatch, ValidationStream
 from opabinia.contracts.tracking import Tracks
@@ -40,6 +40,7 @@ from opabinia.training.run_folder import (
     read_chosen,
     resolve,
 )
+from opabinia.training.tracked_tasks import detection_tasks
 from opabinia.training.tracking import Tracking
 from opabinia.training.trained_model import choose_weights
 from opabinia.visualization.report.images import FOLDER as PICTURES
@@ -201,7 +202,7 @@ def tracked_sets(model: RunModel, resolved: Resolved, reid: RunModel | None = No
     Raises:
         ConfigError: there is no such checkpoint, EMA or data, or it is damaged.
     """
-    path, streams = chosen_checkpoint(model.run, model.checkpoint), validation_sets(resolved.config)
+    path, streams = chosen_checkpoint(model.run, model.checkpoint), _detector_sets(resolved.config)
     if not streams:
         raise ConfigError(Problem("", "data.val", "there is no data to evaluate on"))
     with process_group(**process_group_options(resolved.config)), logging_to(None):
@@ -219,6 +220,12 @@ def tracked_sets(model: RunModel, resolved: Resolved, reid: RunModel | None = No
         ]
 
 
+def _detector_sets(config: Mapping[str, Any]) -> list[Section]:
+    """Return the validation sets, of a multi-task run those of its detectors, if there are some."""
+    sets, tasks = validation_sets(config), detection_tasks(config)
+    return [section for section in sets if section.get("task") in tasks] or sets
+
+
 def _weights(model: RunModel, path: Path, resolved: Resolved, snapshot: Snapshot) -> Any:
     return choose_weights(path, snapshot, resolved.config["evaluate"]["weights"], model.weights)
 
@@ -227,7 +234,9 @@ def _embedder(reid: RunModel) -> str:
     """Return a text that changes with the model of embeddings."""
     path, resolved = chosen_checkpoint(reid.run, reid.checkpoint), resolve(reid.run, reid.overrides)
     snapshot = read_chosen(path)
-    return digest(*_content(replace(reid, weights=_weights(reid, path, resolved, snapshot)), resolved, snapshot))
+    return digest(
+        reid.task, *_content(replace(reid, weights=_weights(reid, path, resolved, snapshot)), resolved, snapshot)
+    )
 
 
 def _content(model: RunModel, resolved: Resolved, snapshot: Snapshot) -> Iterator[Any]:
