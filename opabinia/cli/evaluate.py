@@ -84,7 +84,7 @@ def evaluate(
         from opabinia.cli.tracking import evaluate_tracks, split_options
         from opabinia.config.paths import check_input_paths, check_run_data
 
-        tracker_words, overrides = split_options(overrides, tracker, reid, evaluator, confidence_intervals)
+        tracker_words, overrides = split_options(overrides, tracker, reid, evaluator, confidence_intervals, reid_task)
         check_input_paths([data] if data else [])
         folder, chosen, overrides = open_run(run, overrides, None if weights == "both" else weights)
         which = "both" if weights == "both" else chosen

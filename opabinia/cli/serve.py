@@ -16,6 +16,7 @@ from opabinia.cli.options import (
     Device,
     Gallery,
     Reid,
+    ReidTask,
     Tasks,
     TrackedScore,
     TrackerWords,
@@ -79,6 +80,7 @@ def serve(
     gallery: Gallery = None,
     tracker: Tracker = None,
     reid: Reid = None,
+    reid_task: ReidTask = None,
     score: TrackedScore = None,
     rate: Rate = None,
     max_streams: MaxStreams = None,
@@ -114,7 +116,7 @@ def serve(
 
         check_libraries()
         limits_of_streams = _check_options(
-            *(run, words or [], tracker, reid, gallery),
+            *(run, words or [], tracker, reid, reid_task, gallery),
             score=score, rate=rate, max_streams=max_streams, max_idle=max_idle,
         )  # fmt: skip
         token = read_token(token_file)
@@ -131,25 +133,35 @@ def serve(
             input_pixels = round(max_input_megapixels * 1e6) if max_input_megapixels else None
             limits = Limits(round(max_mb * 1e6), round(max_megapixels * 1e6), max_waiting, input_pixels)
             model = RunModel(folder, overrides, checkpoint, chosen, device)
-            streams = None
+            streams, names = None, split_names(task)
             if tracker is not None:
                 from opabinia.inference.serving.streams import StreamOptions
+                from opabinia.training.run_folder import resolve
+                from opabinia.training.tracked_tasks import detection_task
 
                 tracking = resolve_words(folder, tracker, words or [], overrides)
-                streams = StreamOptions(tracking, reid_model(reid, device), **limits_of_streams)
+                streams = StreamOptions(tracking, reid_model(reid, reid_task, device), **limits_of_streams)
+                detector = detection_task(resolve(folder, overrides).config, task or None)
+                names = [detector] if detector else []
             run_server(
                 *(model, listener),
-                host=host, token=token, limits=limits, gallery=gallery, task=split_names(task), streams=streams,
+                host=host, token=token, limits=limits, gallery=gallery, task=names, streams=streams,
             )  # fmt: skip
 
 
 def _check_options(
-    run: str, words: Sequence[str], tracker: str | None, reid: str | None, gallery: Path | None, **options: Any
+    run: str,
+    words: Sequence[str],
+    tracker: str | None,
+    reid: str | None,
+    reid_task: str | None,
+    gallery: Path | None,
+    **options: Any,
 ) -> dict[str, Any]:
     """Check that options fit together, and return the limits of streams that are given, by name."""
     from opabinia.inference.serving.address import is_exported
 
-    _, others = split_options(words, tracker, reid, None, False)
+    _, others = split_options(words, tracker, reid, None, False, reid_task)
     if others:
         raise option_error(others[0], "changes to the config of the run are --set KEY=VALUE")
     given = {name: value for name, value in options.items() if value is not None}

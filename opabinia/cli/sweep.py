@@ -83,7 +83,7 @@ def sweep(
             raise option_error("--seed", message)
         space = parse_space(words or [])
         record = Record(recipe, list(words or []), how, None if how == "grid" else seed or 0)
-        if is_of_tracker(words or [], tracker, reid):
+        if is_of_tracker(words or [], tracker, reid or reid_task):
             options: dict[str, Any] = {"metric": metric, "better": better, "name": name, "as_json": as_json}
             options |= {"tracker": tracker, "reid": reid, "reid_task": reid_task}
             return sweep_tracker(record, space, random or optuna or 0, **options)

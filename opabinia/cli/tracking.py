@@ -42,7 +42,12 @@ def default_tracker(reid: str | None) -> str:
 
 
 def split_options(
-    words: Sequence[str], tracker: str | None, reid: str | None, evaluators: Sequence[str] | None, intervals: bool
+    words: Sequence[str],
+    tracker: str | None,
+    reid: str | None,
+    evaluators: Sequence[str] | None,
+    intervals: bool,
+    reid_task: str | None,
 ) -> tuple[list[str], list[str]]:
     """Return the overrides of the tracker, and the others, of ``opabinia eval``.
 
@@ -50,6 +55,7 @@ def split_options(
         ConfigError: options do not fit together.
     """
     of_tracker, others = split_words(words)
+    _check_reid_task(reid, reid_task)
     if tracker is None and (reid is not None or of_tracker):
         message = f"is for trackers: add --tracker, such as {default_tracker(reid)}"
         raise option_error("--reid" if reid else of_tracker[0], message)
@@ -57,6 +63,11 @@ def split_options(
         message = "is not for tracks: remove --tracker or this"
         raise option_error("--evaluator" if evaluators else "--confidence-intervals", message)
     return of_tracker, others
+
+
+def _check_reid_task(reid: str | None, task: str | None) -> None:
+    if task is not None and reid is None:
+        raise option_error("--reid-task", "is a task of --reid RUN: add it")
 
 
 def resolve_words(run: Path, tracker: str, words: Sequence[str], changes: Sequence[str] = ()) -> Tracking:
@@ -89,9 +100,8 @@ def reid_model(reid: str | None, task: str | None = None, device: str | None = N
     Raises:
         ConfigError: there is no such run or task, or there are several.
     """
+    _check_reid_task(reid, task)
     if reid is None:
-        if task is not None:
-            raise option_error("--reid-task", "is a task of --reid RUN: add it")
         return None
     folder = open_run(reid, None, None)[0]
     from opabinia.inference.load import RunModel

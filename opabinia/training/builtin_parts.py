@@ -41,7 +41,7 @@ from opabinia.models.backbones import (
 )
 from opabinia.models.detectors import mask2former
 from opabinia.models.losses import balance, binary, cross_entropy, metric, segmentation
-from opabinia.models.trackers import botsort, ocsort, sort
+from opabinia.models.trackers import botsort, ocsort, package, sort
 from opabinia.optim import lars, optimizers
 from opabinia.optim import schedules as schedule_parts
 from opabinia.tasks import attributes, classification, detection, multitask, reid, selfsup

@@ -3,9 +3,11 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from opabinia.inference.serving import server
 from opabinia.training.launch import train
 from tests.cli.conftest import CommandResult
 from tests.inference.tracking.squares import VIDEOS, write_videos
@@ -76,14 +78,25 @@ def test_sets_of_the_detector_are_evaluated(opabinia: Opabinia, run: Path) -> No
     assert result.status == 2 and "TrackCrops has no videos with tracks" in result.err
 
 
+def test_streams_of_a_server(opabinia: Opabinia, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    served: dict[str, Any] = {}
+    monkeypatch.setattr(server, "serve", lambda *arguments, **options: served.update(options))
+    assert opabinia("serve", run, "--tracker", "botsort", "--reid", run, "--port", 0).status == 0
+    assert served["task"] == ["boxes"] and served["streams"].embedder.task == "identities"
+    assert opabinia("serve", run, "--task", "boxes,identities", "--port", 0).status == 0
+    assert served["task"] == ["boxes", "identities"]
+    result = opabinia("serve", run, "--tracker", "botsort", "--task", "boxs", "--port", 0)
+    assert result.status == 2 and "--task: there is no task 'boxs'; did you mean 'boxes'?" in result.err
+
+
 def test_a_sweep_varies_the_tracker(opabinia: Opabinia, run: Path) -> None:
     result = opabinia("sweep", run, "tracker.min_hits=1,2", "--reid", run)
     assert result.status == 0, result.err
     assert "botsort with re-ID" in result.out
 
 
-@pytest.mark.parametrize("command", ["eval", "sweep", "track"])
+@pytest.mark.parametrize("command", ["eval", "serve", "sweep", "track"])
 def test_a_task_needs_a_run(opabinia: Opabinia, run: Path, command: str) -> None:
-    words = {"eval": ["--tracker", "sort"], "sweep": ["tracker.min_hits=1,2"], "track": [run.parents[2] / "videos"]}
-    result = opabinia(command, run, *words[command], "--reid-task", "identities")
+    words: dict[str, list[object]] = {"sweep": ["tracker.min_hits=1,2"], "track": [run.parents[2] / "videos"]}
+    result = opabinia(command, run, *words.get(command, []), "--reid-task", "identities")
     assert result.status == 2 and "--reid-task: is a task of --reid RUN: add it" in result.err

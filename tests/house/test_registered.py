@@ -844,6 +844,7 @@ TESTED_ELSEWHERE = {
     ),
     f"{DATA}/test_stuff_maps.py": ("coco_stuff",),
     f"{DATA}/test_annotation_tools.py": ("labelme", "cvat"),
+    "tests/models/trackers/test_package.py": ("trackers",),
     f"{DATA}/test_mot.py": ("mot",),
     f"{DATA}/test_track_crops.py": ("track_crops",),
     f"{DATA}/test_identities.py": ("gallery_folders",),

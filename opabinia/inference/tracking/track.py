@@ -165,7 +165,7 @@ class _Call:
         self.position, self.tracker = Position(), StreamTracker(pipeline, tracking)
         self.frames = 0
         pipeline.latency.clear()
-        self._saved_at, self._can_save = time.monotonic(), True
+        self._saved_at, self._unsaved = time.monotonic(), ""
 
     @property
     def tracks(self) -> int:
@@ -182,6 +182,8 @@ class _Call:
         """
         try:
             saved = check_fields(load_state(self.out / STATE), dict[str, Any], STATE)
+            if reason := saved.get("unsaved"):
+                raise InvalidFile(f"the state of the tracker cannot be stored: {reason}")
             position = check_fields(saved.get("position"), Position, f"{self.out / STATE}: position")
             state = check_fields(saved.get("tracker"), dict[Any, Any], f"{self.out / STATE}: tracker")
         except InvalidFile as error:
@@ -218,11 +220,12 @@ class _Call:
             "camera": None if camera is None else camera.before,
         }
         try:
-            if self._can_save:
-                save_state(self.out / STATE, state)
+            save_state(self.out / STATE, state)
         except TypeError as error:
-            self._can_save = False
-            log.warning("the state of the tracker cannot be written, nor resumed: %s", error)
+            if not self._unsaved:
+                log.warning("the state of the tracker cannot be stored, so --resume is not possible: %s", error)
+            self._unsaved = str(error)
+            save_state(self.out / STATE, {**state, "tracker": {}, "unsaved": self._unsaved})
 
     def finish(self) -> None:
         """Write the state at the end of the call."""

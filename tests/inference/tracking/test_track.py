@@ -196,9 +196,15 @@ def test_a_tracker_whose_state_cannot_be_written_runs(
             state["seen"] = {1}
             return np.arange(len(frame.boxes))
 
-    track(pipeline, type(TRACKING)(Stateful()), streams_of(frames[:3]), tmp_path, settings={}, video=False)
-    assert len(lines_of(tmp_path)) == 3
+    stateful = type(TRACKING)(Stateful())
+    with pytest.raises(Stopped):
+        track(pipeline, stateful, streams_of(frames, end=3), tmp_path, settings={}, video=False)
+    assert len(lines_of(tmp_path)) == 4
     assert caplog.text.count("set is neither a dictionary") == 1
+    with pytest.raises(ConfigError, match=r"cannot be stored: set is neither a dictionary.*start without --resume"):
+        track(pipeline, stateful, streams_of(frames), tmp_path, settings={}, video=False, resume=True)
+    track(pipeline, stateful, streams_of(frames[:3]), tmp_path, settings={}, video=False)
+    assert len(lines_of(tmp_path)) == 3
 
 
 def test_a_damaged_video_is_reported_at_the_end(
