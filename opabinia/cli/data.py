@@ -1,4 +1,4 @@
-"""``opabinia data``: check datasets before training, and pack videos."""
+"""``opabinia data``: check datasets and labels, and pack videos."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from opabinia.cli import label_errors
 from opabinia.cli.errors import leave, option_error, report_errors
 from opabinia.cli.options import Overrides, Recipe
 from opabinia.runtime.text import plural
@@ -67,6 +68,9 @@ def check(
             raise KeyboardInterrupt
         if report.error_count:
             leave(2, f"{recipe}: {report.error_count} {'error' if report.error_count == 1 else 'errors'} in the data")
+
+
+app.command()(label_errors.labels)
 
 
 @app.command()

@@ -14,6 +14,8 @@ from opabinia.contracts.balance import SharedLayer as SharedLayer
 from opabinia.contracts.clock import Clock as Clock
 from opabinia.contracts.clock import Schedule as Schedule
 from opabinia.contracts.clock import Schedules as Schedules
+from opabinia.contracts.data import CLASS_SEPARATOR as CLASS_SEPARATOR
+from opabinia.contracts.data import NO_CLASS as NO_CLASS
 from opabinia.contracts.data import Batch as Batch
 from opabinia.contracts.data import CombiningTransform as CombiningTransform
 from opabinia.contracts.data import DataMismatch as DataMismatch

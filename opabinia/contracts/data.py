@@ -260,6 +260,10 @@ Mix = Callable[[Batch, DatasetInfo], Batch]
 """A change to the collated batch of one process, seeded from (seed, step, rank) in the same way."""
 
 
+NO_CLASS, CLASS_SEPARATOR = "no class", ";"
+"""A sample of multi-label data without a label, and the text between the names of several classes in lists."""
+
+
 def label_names(sample: Sample, classes: Sequence[str]) -> list[str]:
     """Return the names of the classes of a sample, one or, in multi-label data, several; ``label: VALUE`` if it is no
     class; empty without a label.
@@ -272,7 +276,7 @@ def label_names(sample: Sample, classes: Sequence[str]) -> list[str]:
         return []
     label = torch.as_tensor(sample["label"])
     if label.ndim == 1 and len(label) == len(classes):
-        return [classes[number] for number in label.nonzero().flatten().tolist()] or ["no class"]
+        return [classes[number] for number in label.nonzero().flatten().tolist()] or [NO_CLASS]
     if not label.ndim and not label.is_floating_point() and 0 <= int(label) < len(classes):
         return [classes[int(label)]]
     return [f"label: {label.tolist()}"]

@@ -54,6 +54,7 @@ NOT_RUN = {
     r"python predict.py": "the folder of an export; tests/inference/test_export.py runs it",
     r"opabinia serve .*(model.onnx|imagenet|token)": "files; tests/inference/test_serve.py has them",
     r"opabinia serve .*--tracker": "streams; tests/inference/tracking/test_serve_streams.py has some",
+    r"opabinia data labels \S+-folds|opabinia train .*labels\.csv": "results; tests/cli/test_label_errors.py has some",
     r"opabinia .*--nnodes": "several machines; tests/faults/test_hosts.py simulates them on one",
 }
 """Commands that no test runs as written; their arguments are parsed all the same."""
@@ -78,7 +79,7 @@ RUN = {
     r"boxes|maps|identities": "runs/multitask/digits/default",
     r"predict.*--split|tile": "runs/detection/digits/default",
     r"track": "runs/detection/digits/default",
-    r"replay": "runs/classification/digits/default",
+    r"replay|data labels": "runs/classification/digits/default",
     r"": "runs/selfsup/digits_vicreg/default",
 }
 """The run that RUN stands for, by the rest of the line; the first matching pattern counts."""

@@ -164,6 +164,7 @@ MINIMAL: dict[tuple[str, str], dict[str, Any]] = {
     ("source", "shards"): {"files": "SHARD"},
     ("source", "stuff_maps"): {"source": {"name": "digit_maps", "panoptic": True}},
     ("source", "subset"): {"source": "digits", "file": "SPLIT"},
+    ("source", "corrected"): {"source": "digits", "file": "CORRECTED"},
     ("source", "table"): {"file": "TABLE"},
     ("source", "video_list"): {"file": "VIDEO_LIST"},
     ("source", "videos"): {"root": "VIDEO_FOLDERS"},
@@ -314,7 +315,7 @@ PATHS = {make.__name__.upper(): f".{make.__name__}" for make in SMALL_DATA} | {
     **{"IMAGES": "", "IDX": "cat", "TABLE": "list.csv", "SHARD": "shard.tar", "FRAMES": ".frames.txt"},
     **{"VIDEO_LIST": ".videos/videos.txt", "VIDEO_FOLDERS": ".videos", "PACKED_VIDEOS": ".packed"},
     **{"COCO_FILE": ".coco/annotations.json", "YOLO_FILE": ".yolo/data.yaml", "LIST": ".identities/list.csv"},
-    **{"SPLIT": ".split.json", "BOXES": "boxes.csv", "VIA": "via.json"},
+    **{"SPLIT": ".split.json", "BOXES": "boxes.csv", "VIA": "via.json", "CORRECTED": ".corrected.csv"},
 }
 """Paths in the folder of data by their names in ``MINIMAL``."""
 
@@ -331,6 +332,7 @@ def data_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         write_video(root / ".videos" / name / "video.mp4", 2)
     (root / ".videos" / "videos.txt").write_text("jump/video.mp4 0\nrun/video.mp4 1\n")
     pack(Videos(root=root / ".videos"), root / ".packed")
+    (root / ".corrected.csv").write_text(f"id,corrected\n{Digits().id(0)},7\n")
     write_split(root / ".split.json", list(Digits().split_keys())[::5])
     (root / ".frames.txt").write_text("cat 1 0\ndog 1 1\n")
     (root / "list.csv").write_text("path,label\ncat/image.png,cat\ndog/image.png,dog\n")

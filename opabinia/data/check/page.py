@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import base64
 import os
-from io import BytesIO
 from pathlib import Path
 
 from PIL import Image, ImageDraw
@@ -23,7 +21,7 @@ from opabinia.runtime.files import write_atomic
 from opabinia.visualization.drawing import to_pil
 from opabinia.visualization.presenters.by_keys import draw_sample
 from opabinia.visualization.report.blocks import Block, Gallery, ImageRow, ReportImage, Section, Table
-from opabinia.visualization.report.images import ByteBudget
+from opabinia.visualization.report.images import ByteBudget, clean, encode_image
 from opabinia.visualization.report.templating import template
 
 MAX_CASES, MAX_SAMPLES = 24, 6
@@ -71,11 +69,6 @@ def render_page(report: DataReport, title: str) -> str:
         datasets=[Section(clean(name), _dataset_blocks(name, report, budget)) for name in report.datasets],
         number_of_chart=None,
     )
-
-
-def clean(text: str) -> str:
-    """Return text that can be encoded as UTF-8, whatever a file is called."""
-    return text.encode("utf-8", "backslashreplace").decode()
 
 
 # --- datasets ---------------------------------------------------------------------------------------------------------
@@ -129,7 +122,9 @@ def _render_example(sample: SampleRef, report: DataReport, budget: ByteBudget) -
         return None
     side = STRIP if "video" in content else WIDE if {"ground_truth", "ground_truth_map"} & content.keys() else SMALL
     image.thumbnail((side, side), reducing_gap=2.0)
-    return _encode(image, ": ".join(filter(None, (sample.id, ", ".join(label_names(content, source.classes))))), budget)
+    return encode_image(
+        image, ": ".join(filter(None, (sample.id, ", ".join(label_names(content, source.classes))))), budget
+    )
 
 
 # --- findings ---------------------------------------------------------------------------------------------------------
@@ -176,17 +171,7 @@ def _render_sample(sample: SampleRef, finding: Finding, report: DataReport, budg
         image.thumbnail((SMALL, SMALL), reducing_gap=2.0)
     else:
         image = _draw_box(pixels, sample.box)
-    return _encode(image, f"{sample.dataset}: {sample}" if len(finding.datasets) > 1 else str(sample), budget)
-
-
-def _encode(image: Image.Image, caption: str, budget: ByteBudget) -> ReportImage | None:
-    """Return an image of the page; None if it exceeds the budget."""
-    content = BytesIO()
-    image.save(content, "WEBP", lossless=max(image.size) < 90, quality=80)
-    if not budget.take(len(content.getvalue())):
-        return None
-    uri = "data:image/webp;base64," + base64.b64encode(content.getvalue()).decode("ascii")
-    return ReportImage(uri, clean(caption), image.size)
+    return encode_image(image, f"{sample.dataset}: {sample}" if len(finding.datasets) > 1 else str(sample), budget)
 
 
 def _read_image(sample: SampleRef, report: DataReport) -> Tensor | None:

@@ -12,6 +12,7 @@ from opabinia.data.sources.coco import roboflow as roboflow
 from opabinia.data.sources.coco_panoptic import coco_panoptic as coco_panoptic
 from opabinia.data.sources.concat import Concat as Concat
 from opabinia.data.sources.concat import ConcatIdentities as ConcatIdentities
+from opabinia.data.sources.corrected import corrected as corrected
 from opabinia.data.sources.cuhk03_archive import Cuhk03Archive as Cuhk03Archive
 from opabinia.data.sources.digit_scenes import DigitScenes as DigitScenes
 from opabinia.data.sources.digit_tracks import DigitTracks as DigitTracks

@@ -27,6 +27,7 @@ def knn_votes(
     k: int = 20,
     temperature: float = 0.07,
     normalize: bool = True,
+    leave_one_out: bool = False,
 ) -> Iterator[Tensor]:
     """Yield the votes of the k nearest training samples for each class, in blocks of queries (b x K each).
 
@@ -41,11 +42,17 @@ def knn_votes(
         k: number of neighbors; VISSL's default is 200.
         temperature: lower values weight the nearest neighbors more; VISSL's default is 0.1, DINO's 0.07.
         normalize: compare by cosine; otherwise by dot product.
+        leave_one_out: the queries are the bank, of two samples or more, and none is a neighbor of itself.
     """
     if normalize:
         queries, bank = F.normalize(queries, dim=1), F.normalize(bank, dim=1)
+    start = 0
     for block in torch.split(queries, max(1, _MAX_SIMILARITIES // max(1, len(bank)))):
-        similarities, neighbors = (block @ bank.T).topk(min(k, len(bank)), dim=1)
+        matrix = block @ bank.T
+        if leave_one_out:
+            matrix.diagonal(start).fill_(-torch.inf)
+        start += len(block)
+        similarities, neighbors = matrix.topk(min(k, len(bank)), dim=1)
         weights = ((similarities - similarities[:, :1]) / temperature).exp()
         yield weights.new_zeros(len(block), num_classes).scatter_add_(1, labels[neighbors], weights)
 

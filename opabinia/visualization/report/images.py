@@ -1,4 +1,5 @@
-"""Images that :mod:`opabinia.inference.report_images` has written into a run folder, as galleries of a page."""
+"""Images of pages: encoded, within a limit of bytes, and those that :mod:`opabinia.inference.report_images` has written
+into a run folder, as galleries."""
 
 from __future__ import annotations
 
@@ -41,6 +42,20 @@ class ByteBudget:
         return True
 
 
+def clean(text: str) -> str:
+    """Return text that can be encoded as UTF-8, whatever a file is called."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def encode_image(image: Image.Image, caption: str, budget: ByteBudget) -> ReportImage | None:
+    """Return an image of a page, tiny ones without loss; None if it exceeds the budget."""
+    content = BytesIO()
+    image.save(content, "WEBP", lossless=max(image.size) < 90, quality=80)
+    if not budget.take(len(content.getvalue())):
+        return None
+    return ReportImage(_data_uri(content.getvalue()), clean(caption), image.size)
+
+
 def read_index(folder: Path, notes: list[str]) -> dict[str, Any]:
     """Return the content of ``pictures/index.json`` in a run folder; empty if there is none."""
     return dict_of(read_json(folder / FOLDER / INDEX, notes))
@@ -77,8 +92,11 @@ def _image(folder: Path, entry: Mapping[str, Any], budget: ByteBudget, omitted: 
         omitted.append(name)
         return None
     verdict = entry.get("verdict")
-    uri = "data:image/webp;base64," + base64.b64encode(content).decode("ascii")
-    return ReportImage(uri, str(entry.get("text") or ""), size, verdict if verdict in VERDICTS else "")
+    return ReportImage(_data_uri(content), str(entry.get("text") or ""), size, verdict if verdict in VERDICTS else "")
+
+
+def _data_uri(content: bytes) -> str:
+    return "data:image/webp;base64," + base64.b64encode(content).decode("ascii")
 
 
 def _read_webp(folder: Path, name: str) -> tuple[bytes, tuple[int, int]]:

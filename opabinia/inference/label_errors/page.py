@@ -1,0 +1,107 @@
+"""HTML page of suspicious labels: images with annotation, prediction and reason, in one self-contained file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from PIL import Image
+
+from opabinia.contracts import Sample
+from opabinia.evaluation.label_errors.suspects import Suspect
+from opabinia.inference.label_errors.collect import CollectedRun
+from opabinia.visualization.drawing import to_pil
+from opabinia.visualization.report.blocks import Gallery, ImageRow, ReportImage, Section, Table
+from opabinia.visualization.report.images import ByteBudget, clean, encode_image
+from opabinia.visualization.report.templating import template
+from opabinia.visualization.video_strips import representative_image
+
+MAX_IMAGES, MAX_ROWS = 120, 2000
+"""Suspects with an image, and in the table; the CSV has all."""
+
+SMALL = 160
+"""Longer side in pixels of the image of a sample."""
+
+Located = tuple[Suspect, CollectedRun]
+"""A suspect, and the run whose dataset has its sample."""
+
+
+def render_page(suspects: Sequence[Located], summary: Mapping[str, str], notes: Sequence[str], title: str) -> str:
+    """Return the page as text. Images are read again, within the page's byte budget.
+
+    Args:
+        suspects: from the most suspicious to the least.
+        summary: facts by name.
+        notes: warnings.
+        title: title of the page.
+    """
+    shown = suspects[:MAX_IMAGES]
+    images, budget = _images(shown), ByteBudget()
+    galleries: dict[str, list[ReportImage]] = {}
+    for number, ((suspect, _), image) in enumerate(zip(shown, images, strict=True), 1):
+        caption = f"{number}. {suspect.id}: {describe(suspect)}"
+        encoded = None if image is None else encode_image(image, caption, budget)
+        if encoded is not None:
+            galleries.setdefault(suspect.issue, []).append(encoded)
+    counts = {issue: sum(suspect.issue == issue for suspect, _ in suspects) for issue in galleries}
+    sections = [
+        Section(f"Issue: {issue}", [Gallery("", _first_of(len(row), counts[issue]), [ImageRow("", row)])])
+        for issue, row in galleries.items()
+    ]
+    columns = ("", "sample", "issue", "label", "predicted", "suspicion", "reason")
+    rows = []
+    for number, (suspect, _) in enumerate(suspects[:MAX_ROWS], 1):
+        names = map(clean, (suspect.id, suspect.issue, suspect.label, suspect.predicted))
+        rows.append((number, *names, suspect.score, clean(suspect.reason)))
+    return template("page.html", "opabinia.inference.label_errors").render(
+        title=clean(title),
+        heading=clean(title),
+        notes=[clean(note) for note in notes],
+        summary=Table("", ("", ""), [(name, clean(value)) for name, value in summary.items()]),
+        sections=sections,
+        rows=Table("", columns, rows, frozenset({5}), _first_of(len(rows), len(suspects)), max_rows=25),
+        number_of_chart=None,
+    )
+
+
+def describe(suspect: Suspect) -> str:
+    """Return annotation, prediction and reason in one line."""
+    annotated = f"label {suspect.label}" if suspect.label else "not annotated"
+    predicted = f"predicted {suspect.predicted}" if suspect.predicted else "nothing predicted"
+    return f"{annotated}, {predicted}; suspicion {suspect.score:.2f}: {suspect.reason}"
+
+
+def _first_of(shown: int, total: int) -> str:
+    return f"{shown:,} of {total:,}, the most suspicious first" if shown < total else ""
+
+
+def _images(suspects: Sequence[Located]) -> list[Image.Image | None]:
+    """Return the image of each suspect; None if it can no longer be read."""
+    wanted: dict[int, set[str]] = {}
+    runs = {id(run): run for _, run in suspects}
+    for suspect, run in suspects:
+        wanted.setdefault(id(run), set()).add(suspect.id)
+    indices = {key: _indices(run, wanted[key]) for key, run in runs.items()}
+    images: list[Image.Image | None] = []
+    for suspect, run in suspects:
+        try:
+            images.append(_draw(suspect, run.source[indices[id(run)][suspect.id]], run))
+        except (OSError, ValueError):
+            images.append(None)
+    return images
+
+
+def _indices(run: CollectedRun, names: set[str]) -> dict[str, int]:
+    missing, indices = set(names), dict[str, int]()
+    for index in range(len(run.source)):
+        if not missing:
+            break
+        if (name := run.source.id(index)) in missing:
+            missing.remove(name)
+            indices[name] = index
+    return indices
+
+
+def _draw(suspect: Suspect, sample: Sample, run: CollectedRun) -> Image.Image:
+    image = to_pil(representative_image(sample))
+    image.thumbnail((SMALL, SMALL), reducing_gap=2.0)
+    return image
