@@ -68,6 +68,7 @@ def test_the_page_is_self_contained_and_escapes_names(report_of_unusual_names: D
     text = printed(report_of_unusual_names)
     assert "\x1b" not in text and r"[red]ünï\x1b[2J.png" in text
     assert "error: in training and validation: identical file" in text
+    assert "\n  b/text.png: " in text and " = val: b/1.png: b" in text, "the dataset is named where there are several"
     write_page(report_of_unusual_names, tmp_path / "new" / "page.html", "a <recipe>")
     page = (tmp_path / "new" / "page.html").read_text()
     parsed = elements(page)
