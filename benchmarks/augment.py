@@ -29,7 +29,7 @@ from opabinia.data.batch_mixing import mixup
 from opabinia.data.device_transforms.apply import DeviceTransforms, recording_reader
 from opabinia.data.loader import BatchReader, Loader, Request, training_requests
 from opabinia.data.sampling.batches import ConstantPlan
-from opabinia.data.sampling.permutation import EpochSampler
+from opabinia.data.sampling.epoch_order import EpochSampler
 from opabinia.data.transforms.augment import RandomErase, RandomGaussianBlur
 from opabinia.data.transforms.crops import RandomResizedCrop
 from opabinia.data.transforms.instances import RandomHorizontalFlip

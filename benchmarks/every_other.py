@@ -6,7 +6,7 @@ import numpy as np
 
 from opabinia import register
 from opabinia.contracts import Indices, Source
-from opabinia.data.sampling.permutation import Permutation
+from opabinia.data.sampling.epoch_order import Permutation
 from opabinia.runtime.seeds import ORDER, hash32
 
 

@@ -11,7 +11,7 @@ from time import perf_counter
 
 import numpy as np
 
-from opabinia.data.sampling.permutation import Indices, Permutation
+from opabinia.data.sampling.epoch_order import Indices, Permutation
 
 BATCH = 4096
 FITS = 10_000_000

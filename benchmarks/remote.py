@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from opabinia.contracts import Source, Transform
 from opabinia.data.loader import BatchReader, Loader, training_requests
 from opabinia.data.sampling.batches import ConstantPlan
-from opabinia.data.sampling.permutation import epoch_order
+from opabinia.data.sampling.epoch_order import epoch_order
 from opabinia.data.sources.coco import coco
 from opabinia.data.sources.folder import ImageFolder
 from opabinia.data.sources.shards import Shards

@@ -59,7 +59,7 @@ from opabinia.data.decoding.images import DeferredImage, decode_sample, read_enc
 from opabinia.data.decoding.resized import decode_large
 from opabinia.data.sample_keys import GROUND_TRUTH_KEYS
 from opabinia.data.sampling.batches import evaluation_batches
-from opabinia.data.sampling.permutation import Order
+from opabinia.data.sampling.epoch_order import Order
 from opabinia.runtime.local_copies import fetch_all
 from opabinia.runtime.log import log
 from opabinia.runtime.seeds import ANOTHER, MIX, REPLACEMENT, SAMPLE, hash32, preserve_generators, seed_sample

@@ -316,7 +316,7 @@ def video_from(video: ImageInput, channels: Literal[1, 3], order: Order = "RGB")
     Raises:
         ValueError: it is not a video, or of an unknown form.
     """
-    from opabinia.data.decoding.frames import VideoInMemory
+    from opabinia.data.decoding.image_sequences import VideoInMemory
     from opabinia.data.decoding.video import VideoFile
 
     if isinstance(video, str | os.PathLike):

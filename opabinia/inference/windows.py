@@ -12,7 +12,7 @@ from opabinia.config import ConfigError, Problem
 from opabinia.contracts import Sample, Transform
 from opabinia.data.decoding.sequential import is_video
 from opabinia.data.decoding.video import VideoFile
-from opabinia.data.transforms.clips import Clip
+from opabinia.data.transforms.frame_sampling import Clip
 from opabinia.inference.earlier_files import replace_earlier
 from opabinia.inference.frames import predict_frames
 from opabinia.inference.input_files import find_files, raise_skipped, write_lines

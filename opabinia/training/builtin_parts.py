@@ -8,7 +8,18 @@ from __future__ import annotations
 from opabinia.data import batch_mixing, sources
 from opabinia.data.sampling import batch_shapes as shape_parts
 from opabinia.data.sampling import detection_samplers, identity_samplers, samplers, shard_order
-from opabinia.data.transforms import augment, clips, combine, crops, patch_masks, policies, sizes, torchvision_v2, views
+from opabinia.data.transforms import (
+    augment,
+    clips,
+    combine,
+    crops,
+    frame_sampling,
+    patch_masks,
+    policies,
+    sizes,
+    torchvision_v2,
+    views,
+)
 from opabinia.data.transforms import evaluation as evaluation_transforms
 from opabinia.engine.hooks import (
     early_stop,

@@ -20,7 +20,7 @@ from opabinia.data.decoding.cache import with_cache
 from opabinia.data.device_transforms.apply import DeviceTransforms, describe_split, recording_reader
 from opabinia.data.loader import BatchReader, Loader, Requests, training_requests
 from opabinia.data.sampling.batches import ConstantPlan, StagedPlan
-from opabinia.data.sampling.permutation import EpochSampler
+from opabinia.data.sampling.epoch_order import EpochSampler
 from opabinia.data.sources.file_names import short_digest
 from opabinia.data.streams import SINGLE
 from opabinia.data.streams.batches import JointReader, join_batches, joint_requests

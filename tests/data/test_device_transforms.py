@@ -21,7 +21,7 @@ from opabinia.data.device_transforms.recorded import RECORDED_OPS, RecordedImage
 from opabinia.data.device_transforms.split import is_batchable, split_transforms, with_recording
 from opabinia.data.loader import BatchReader, DataError, Loader, evaluation_requests, training_requests
 from opabinia.data.sampling.batches import ConstantPlan
-from opabinia.data.sampling.permutation import epoch_order
+from opabinia.data.sampling.epoch_order import epoch_order
 from opabinia.data.transforms.augment import RandomErase, RandomGaussianBlur, lighting
 from opabinia.data.transforms.crops import RandomResizedCrop
 from opabinia.data.transforms.instances import DropEmptyObjects, RandomHorizontalFlip

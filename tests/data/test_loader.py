@@ -35,7 +35,7 @@ from opabinia.data.loader import (
     training_requests,
 )
 from opabinia.data.sampling.batches import ConstantPlan
-from opabinia.data.sampling.permutation import epoch_order
+from opabinia.data.sampling.epoch_order import epoch_order
 from opabinia.runtime.durations import Duration
 from tests.faults.programs import Server, all_gone, is_alive
 

@@ -11,7 +11,7 @@ from opabinia.contracts import Batch, DatasetInfo, GlobalBatch, RunSpec, Sample,
 from opabinia.data.loader import BatchReader, DataError, Loader, Request, evaluation_requests, training_requests
 from opabinia.data.sampling.batch_shapes import progressive, progressive_size
 from opabinia.data.sampling.batches import ConstantPlan, StagedPlan
-from opabinia.data.sampling.permutation import epoch_order
+from opabinia.data.sampling.epoch_order import epoch_order
 from opabinia.runtime.durations import Duration
 
 N = 40

@@ -19,7 +19,7 @@ import torch
 from opabinia.contracts import GlobalBatch
 from opabinia.data.loader import evaluation_requests, training_requests
 from opabinia.data.sampling.batches import ConstantPlan
-from opabinia.data.sampling.permutation import EpochSampler
+from opabinia.data.sampling.epoch_order import EpochSampler
 from opabinia.runtime.durations import Duration
 from tests.faults.programs import Server
 

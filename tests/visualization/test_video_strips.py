@@ -14,7 +14,7 @@ from torch import Tensor
 import opabinia
 from opabinia.config import ConfigError
 from opabinia.contracts import Video
-from opabinia.data.decoding.frames import VideoInMemory
+from opabinia.data.decoding.image_sequences import VideoInMemory
 from opabinia.data.decoding.video import VideoFile
 from opabinia.data.loader import DataError
 from opabinia.inference.compare import compare

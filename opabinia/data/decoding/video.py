@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from opabinia.data.decoding.frames import clip_positions, downscaled_size
+from opabinia.data.decoding.image_sequences import clip_positions, downscaled_size
 from opabinia.data.decoding.images import Channels
 from opabinia.data.decoding.seeking import DecoderPass, Deliver, IndexMismatch
 from opabinia.data.decoding.video_index import counted_index, index_from_packets, index_from_table, open_video

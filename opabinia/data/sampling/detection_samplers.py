@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from opabinia.config import register
 from opabinia.contracts import Indices, Sampler, SamplerPart, Source
-from opabinia.data.sampling.permutation import EpochSampler, Order, OrderSampler, Permutation
+from opabinia.data.sampling.epoch_order import EpochSampler, Order, OrderSampler, Permutation
 from opabinia.runtime.seeds import DRAW, ORDER, hash32
 
 # --- aspect ratios ----------------------------------------------------------------------------------------------------

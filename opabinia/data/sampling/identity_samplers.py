@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from opabinia.config import register
 from opabinia.contracts import Count, Indices, Sampler, Source
-from opabinia.data.sampling.permutation import Order, OrderSampler
+from opabinia.data.sampling.epoch_order import Order, OrderSampler
 from opabinia.data.sampling.samplers import labels_of, uniform
 from opabinia.runtime.seeds import DRAW, ORDER, hash32
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from opabinia.config import register
 from opabinia.contracts import Count, Indices, NonNegative, Sampler, Source
-from opabinia.data.sampling.permutation import Order, OrderSampler, Permutation
+from opabinia.data.sampling.epoch_order import Order, OrderSampler, Permutation
 from opabinia.runtime.seeds import DRAW, ORDER, SUBSET, hash32
 
 Share = Annotated[float, Interval(gt=0, le=1)]

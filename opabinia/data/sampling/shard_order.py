@@ -6,7 +6,7 @@ import numpy as np
 
 from opabinia.config import register
 from opabinia.contracts import Count, Indices, Sampler, Source
-from opabinia.data.sampling.permutation import Order, OrderSampler, Permutation, check_positions
+from opabinia.data.sampling.epoch_order import Order, OrderSampler, Permutation, check_positions
 from opabinia.runtime.seeds import DRAW, ORDER, hash32
 
 

@@ -11,7 +11,7 @@ from torchvision import tv_tensors
 
 from opabinia.config import register
 from opabinia.contracts import Batch, Indices, Sample
-from opabinia.data.sampling.permutation import Permutation
+from opabinia.data.sampling.epoch_order import Permutation
 from opabinia.data.sampling.samplers import uniform
 from opabinia.data.sources.digit_rendering import Floats, by_blocks, interpolate, rotation, to_bytes
 from opabinia.data.sources.digits import Arrays, load_cached, load_digits

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from opabinia.config import register
 from opabinia.contracts import Indices
-from opabinia.data.sampling.permutation import Permutation
+from opabinia.data.sampling.epoch_order import Permutation
 from opabinia.data.sources.in_memory import ImageArray
 from opabinia.runtime.array_files import Arrays as Arrays
 from opabinia.runtime.array_files import cached_arrays

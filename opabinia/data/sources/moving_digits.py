@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 
 from opabinia.config import register
 from opabinia.contracts import Indices, Sample, Source, SourceInfo
-from opabinia.data.decoding.frames import VideoInMemory
-from opabinia.data.sampling.permutation import Permutation
+from opabinia.data.decoding.image_sequences import VideoInMemory
+from opabinia.data.sampling.epoch_order import Permutation
 from opabinia.data.sampling.samplers import uniform
 from opabinia.data.sources.digit_rendering import Bytes, by_blocks
 from opabinia.data.sources.digits import Arrays, Split, load_cached, load_digits, split_digits

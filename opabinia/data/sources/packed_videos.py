@@ -15,7 +15,7 @@ from torch import Tensor
 
 from opabinia.config import register
 from opabinia.contracts import Channels, InputPath, Sample, Video
-from opabinia.data.decoding.frames import FrameSequence
+from opabinia.data.decoding.image_sequences import FrameSequence
 from opabinia.data.decoding.images import decode_bytes
 from opabinia.data.sources.folder import existing_folder
 from opabinia.data.sources.labels import multi_hot

@@ -14,7 +14,7 @@ from annotated_types import MinLen
 
 from opabinia.config import register
 from opabinia.contracts import Channels, Count, InputPath, Positive, Sample, Source, SourcePart, Video
-from opabinia.data.decoding.frames import FrameFolder
+from opabinia.data.decoding.image_sequences import FrameFolder
 from opabinia.data.decoding.video import EXTENSIONS, VideoFile
 from opabinia.data.sources.annotation_values import shortened
 from opabinia.data.sources.file_names import short_digest
@@ -233,7 +233,7 @@ class VideoViews(Source):
     Example::
 
         source: {name: video_views, source: {name: videos, root: val}, clips: 10, crops: 3}
-        transforms: [{name: clip, frames: 16, stride: 4, place: middle}, {name: three_crop, size: 256}]
+        transforms: [{name: clip, frames: 16, stride: 4, position: middle}, {name: three_crop, size: 256}]
     """
 
     def __init__(self, *, source: SourcePart, clips: Count = 10, crops: Count = 3) -> None:

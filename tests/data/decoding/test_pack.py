@@ -16,10 +16,10 @@ from torch import Tensor
 
 from opabinia.contracts import DataMismatch, Sample, Source, SourceInfo
 from opabinia.data.decoding import pack as packing
-from opabinia.data.decoding.frames import VideoInMemory
+from opabinia.data.decoding.image_sequences import VideoInMemory
 from opabinia.data.decoding.pack import pack
 from opabinia.data.sources import Digits, PackedVideos, VideoList, Videos, VideoViews
-from opabinia.data.transforms.clips import Clip
+from opabinia.data.transforms.frame_sampling import Clip
 from tests.data.videos import write
 
 

@@ -13,7 +13,7 @@ from PIL import Image
 
 from opabinia.contracts import Video
 from opabinia.data.decoding import seeking, video, video_index
-from opabinia.data.decoding.frames import FrameFolder, VideoInMemory
+from opabinia.data.decoding.image_sequences import FrameFolder, VideoInMemory
 from opabinia.data.decoding.video import VideoFile
 from tests.data.videos import decoded, make_frames, write, write_sound
 

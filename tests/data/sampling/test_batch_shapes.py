@@ -13,7 +13,7 @@ from opabinia.contracts import BatchShape, RunSpec, Sample, Source, SourceInfo, 
 from opabinia.data.loader import BatchReader, DataError, training_requests
 from opabinia.data.sampling.batch_shapes import multi_scale, multigrid, progressive
 from opabinia.data.sampling.batches import StagedPlan
-from opabinia.data.sampling.permutation import epoch_order
+from opabinia.data.sampling.epoch_order import epoch_order
 from opabinia.runtime.durations import Duration
 
 KINETICS = RunSpec(240_000, 64, Duration(239, "ep"), world=8)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from opabinia.contracts import Indices, RaggedArray, Sample, Source, SourceInfo
 from opabinia.data.sampling import detection_samplers as s
-from opabinia.data.sampling.permutation import EpochSampler
+from opabinia.data.sampling.epoch_order import EpochSampler
 
 SEEDS = st.integers(0, 2**31 - 1)
 

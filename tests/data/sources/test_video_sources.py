@@ -14,7 +14,7 @@ from opabinia.data.decoding.video import VideoFile
 from opabinia.data.loader import BatchReader, DataError, Loader, evaluation_requests
 from opabinia.data.sources import FrameFolders, VideoList, Videos, VideoViews
 from opabinia.data.sources.moving_digits import MovingDigits
-from opabinia.data.transforms.clips import Clip
+from opabinia.data.transforms.frame_sampling import Clip
 from tests.data.sources.hostile import bounded
 from tests.data.videos import make_frames, write, write_sound
 

@@ -12,15 +12,15 @@ from torchvision.transforms import v2
 
 from opabinia.contracts import Sample
 from opabinia.data.collate import collate
-from opabinia.data.decoding.frames import VideoInMemory
+from opabinia.data.decoding.image_sequences import VideoInMemory
 from opabinia.data.transforms.clips import (
-    Clip,
     MultiScaleCrop,
     ShortSideJitter,
     clip_flip,
     frame_differences,
     three_crop,
 )
+from opabinia.data.transforms.frame_sampling import Clip
 
 
 def make_video(count: int, height: int = 8, width: int = 12, fps: float = 30.0) -> Sample:

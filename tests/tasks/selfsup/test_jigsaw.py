@@ -18,7 +18,7 @@ from tests.tasks.selfsup.views import DATASET_INFO, batch_of, make_task, run_at_
 CLOCK = Clock(total_steps=10)
 
 
-def test_permutations_are_far_apart_and_depend_on_the_seed() -> None:
+def test_epoch_orders_are_far_apart_and_depend_on_the_seed() -> None:
     permutations = distant_permutations(12, seed=3).numpy()
     assert (np.sort(permutations) == np.arange(9)).all() and len(np.unique(permutations, axis=0)) == 12
     assert (distant_permutations(12, seed=3).numpy() == permutations).all()

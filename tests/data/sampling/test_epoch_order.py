@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.stats import chi2
 
-from opabinia.data.sampling.permutation import Permutation, epoch_order
+from opabinia.data.sampling.epoch_order import Permutation, epoch_order
 
 
 def permuted(n: int, key: int) -> NDArray[np.int64]:
@@ -26,7 +26,7 @@ def test_the_order_never_changes() -> None:
     assert Permutation(2**62, 7)(np.array([0, 2**62 - 1])).tolist() == [4511956061382625721, 3118723154073446251]
 
 
-def test_permutations_are_bijective() -> None:
+def test_epoch_orders_are_bijective() -> None:
     for n in (*range(130), 255, 256, 257, 1000, 2**16 - 1, 2**16, 2**16 + 1, 99_991):
         indices = permuted(n, key=n + 1)
         assert indices.dtype == np.int64
