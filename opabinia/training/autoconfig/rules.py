@@ -460,14 +460,19 @@ def layer_decay(network: Network) -> Value | None:
 
 # --- augmentation -----------------------------------------------------------------------------------------------------
 
+_CHARACTER = re.compile(
+    r"\b(char(acter)?s?|letters?|digits?|numbers?|glyphs?|zero|one|two|three|four|five|six|seven|eight|nine)\d*\b",
+    re.IGNORECASE,
+)
 _MIRRORED = re.compile(r"\b(left|right|links|rechts|gauche|droite|izquierda|derecha)\b", re.IGNORECASE)
 
 
 @rule("a mirrored character is another one or none")
 def mirroring(classes: Sequence[str]) -> Value:
-    """Probability of mirroring an image: 0 if classes are single characters or numbers, or name a side, else 0.5."""
+    """Probability of mirroring an image: 0 if classes are characters or numbers, as single ones or by such words, or
+    name a side, else 0.5."""
     names = [name.replace("_", " ") for name in classes]
-    single = [name for name in names if len(name) == 1 or name.isdigit()]
+    single = [name for name in names if len(name) == 1 or name.isdigit() or _CHARACTER.search(name)]
     sided = [name for name in names if _MIRRORED.search(name)]
     if names and len(single) >= len(names) / 2:
         return Value(0.0, f"classes such as {single[0]!r} may be characters; 0.5 if a mirrored image keeps its class")

@@ -75,7 +75,17 @@ def test_measured_speed_decides() -> None:
 
 @pytest.mark.parametrize(
     "classes, flip",
-    [(("cat", "dog"), True), (tuple("0123456789"), False), (("turn left", "turn right"), False), (("12", "30"), False)],
+    [
+        (("cat", "dog"), True),
+        (("phone", "someone", "charger"), True),
+        (("number_plate", "car", "bus"), True),
+        (tuple("0123456789"), False),
+        (("12", "30"), False),
+        (("character01", "character02"), False),
+        (("Letter_a", "Letter_b"), False),
+        (("one", "two", "three"), False),
+        (("turn left", "turn right"), False),
+    ],
 )
 def test_mirroring(classes: tuple[str, ...], flip: bool) -> None:
     transforms = values(classes=classes)["data.train.transforms"]
