@@ -16,6 +16,7 @@ from opabinia.cli import (
     data,
     demo,
     embedding_map,
+    ensemble,
     evaluate,
     export,
     extract,
@@ -89,6 +90,7 @@ app.command("eval")(evaluate.evaluate)
 app.command("replay")(replay.replay)
 app.command("report")(report.report)
 app.command("merge")(merge.merge)
+app.command("ensemble")(ensemble.ensemble)
 app.command("predict")(predict.predict)
 app.command("track")(track.track)
 app.command("extract")(extract.extract)

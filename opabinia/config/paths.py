@@ -24,8 +24,9 @@ from opabinia.config.validate import fit
 from opabinia.runtime.files import describe_missing, split_folder
 from opabinia.runtime.storage import is_url
 
-FOLDS_FILE = "folds.json"
-"""The record of ``opabinia train --folds`` in the folder of the folds; its ``runs`` are relative to that."""
+FOLDS_FILE, ENSEMBLE_FILE = "folds.json", "ensemble.json"
+"""Records of ``opabinia train --folds``, in the folder of the folds, and of ``opabinia ensemble``. Their ``runs``
+are relative to their folder."""
 
 
 def check_run_name(name: str) -> None:
@@ -85,22 +86,27 @@ def facts_file(recipe: Path) -> Path:
 
 
 def member_runs(folder: Path) -> list[Path]:
-    """Return the folders of the runs of a cross-validation, given the folder of its folds; that of another run alone.
+    """Return the folders of the runs of an ensemble, such as the folds of a cross-validation; that of a run alone.
 
     Raises:
-        ConfigError: some of them do not exist yet.
-        InvalidFile: the record of the folds is damaged.
+        ConfigError: some of them do not exist (yet).
+        InvalidFile: the record is damaged.
     """
-    if not (folder / FOLDS_FILE).is_file():
+    record = _record_of_runs(folder)
+    if record is None:
         return [folder]
     from opabinia.runtime.json_files import read_json
 
-    runs = [Path(os.path.normpath(folder / run)) for run in read_json(folder / FOLDS_FILE, _Members)["runs"]]
+    runs = [Path(os.path.normpath(folder / run)) for run in read_json(record, _Members)["runs"]]
     missing = [str(run) for run in runs if not holds_run(run)]
     if missing or not runs:
-        message = f"not all folds are trained (there is no {listing(missing, 2)}): the command that made it resumes"
-        raise ConfigError(Problem(str(folder), "", message))
+        again = ": repeat the command that trains the folds" if record.name == FOLDS_FILE else ""
+        raise ConfigError(Problem(str(record), "", f"there is no run {listing(missing, 2)}{again}"))
     return runs
+
+
+def _record_of_runs(folder: Path) -> Path | None:
+    return next((folder / name for name in (FOLDS_FILE, ENSEMBLE_FILE) if (folder / name).is_file()), None)
 
 
 class _Members(TypedDict):
@@ -126,6 +132,9 @@ def check_resumable(folder: Path, url: str | None = None) -> None:
     Raises:
         ConfigError: there is none; the runs beside it are named.
     """
+    if _record_of_runs(folder) is not None:
+        message = f"{folder} is an ensemble of runs: resume one of them, or repeat the command that trains its folds"
+        raise ConfigError(Problem("command line", "--resume", message))
     if folder.is_dir():
         return
     runs = sorted(path.parent.name for path in folder.parent.glob("*/config.yaml"))

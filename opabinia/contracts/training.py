@@ -268,6 +268,15 @@ class Task(nn.Module):
         """Return batched predictions, for evaluators and the predict command."""
         return self.predictions(self.extract(batch), batch)
 
+    def predict_together(self, models: Sequence[Task], batch: Batch) -> Predictions:
+        """Return the predictions of an ensemble, like :meth:`predict`. A task that does not define it has no ensembles.
+
+        Args:
+            models: models of this task; the first one is this.
+            batch: as for :meth:`predict`.
+        """
+        raise NotImplementedError
+
     def extract(self, batch: Batch) -> Features:
         """Return the features of a batch's images that ``losses`` and ``predictions`` take: by default those that
         ``reads`` names, of its ``backbone``, after its ``normalize``."""

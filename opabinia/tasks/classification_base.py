@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -93,6 +95,16 @@ class ClassificationBase(Task):
         logits = self.head(features["vectors"])
         probabilities = logits.sigmoid() if self.dataset_info.multi_label else logits.softmax(1)
         return {"logits": logits, "probabilities": probabilities}
+
+    def predict_together(self, models: Sequence[Task], batch: Batch) -> Predictions:
+        """Return the mean of the models' probabilities, also of each view of a video, and ``logits`` of these."""
+        predictions = [model.predict(batch) for model in models]
+        means = {
+            name: torch.stack([rows[name] for rows in predictions]).mean(0)
+            for name in ("probabilities", "views")
+            if name in predictions[0]
+        }
+        return {"logits": logits_from(means["probabilities"], multi_label=self.dataset_info.multi_label), **means}
 
     def features(self, batch: Batch) -> dict[str, Tensor]:
         """Return ``embedding``, the input of the head (B x D)."""

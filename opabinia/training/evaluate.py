@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from opabinia.config import ConfigError, Problem
-from opabinia.contracts import Clock, DatasetInfo, Run
+from opabinia.contracts import Clock, DatasetInfo, Run, Task
 from opabinia.data import TrainingStream
 from opabinia.data.streams import SINGLE
 from opabinia.engine.checkpointing.checkpoint import Snapshot
@@ -28,6 +28,7 @@ def evaluate(
     training_parts: Callable[[], Mapping[str, Any]],
     *,
     confidence: bool = False,
+    ensemble: Task | None = None,
 ) -> dict[str, float]:
     """Return the scores of a trained model.
 
@@ -37,6 +38,7 @@ def evaluate(
         snapshot: the checkpoint; it also holds the description of the training data.
         training_parts: builds those of the run with its training data; called only where an evaluator learns from it.
         confidence: add confidence intervals, see :class:`opabinia.engine.loop.evaluate.ValidationSet`.
+        ensemble: the model to evaluate, if it is not that of the checkpoint.
 
     Raises:
         ConfigError: there is nothing to evaluate on, or the weights do not fit the model.
@@ -47,9 +49,9 @@ def evaluate(
     # cuDNN's benchmark pays off in long runs only.
     device, _ = set_up(replace(training, cudnn_benchmark=False))
     seed = snapshot.state["seed"]
-    task = place(trained_task(parts["task"], snapshot), training, device)
-    ema = place(trained_task(parts["task"], snapshot, "ema"), training, device) if "ema" in snapshot.tensors else None
-    models = Models(task, ema)
+    task = ensemble or place(trained_task(parts["task"], snapshot), training, device)
+    has_ema = ensemble is None and "ema" in snapshot.tensors
+    models = Models(task, place(trained_task(parts["task"], snapshot, "ema"), training, device) if has_ema else None)
 
     def plan(streams: Mapping[str, TrainingStream], dataset_info: DatasetInfo) -> list[ValidationSet]:
         planned = plan_evaluation(models, data, streams, settings, seed, device, training.precision, dataset_info)

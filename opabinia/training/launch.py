@@ -14,7 +14,7 @@ from opabinia.config import ConfigError, Problem, Resolved, config_of, dump, fla
 from opabinia.config.compose import PACKAGED
 from opabinia.config.datasets import validation_sets, with_sets
 from opabinia.config.errors import listing
-from opabinia.config.paths import check_not_overwritten, check_resumable, check_run_name
+from opabinia.config.paths import check_not_overwritten, check_resumable, check_run_name, member_runs
 from opabinia.config.text import describe_source
 from opabinia.data.loader import DataError
 from opabinia.engine.checkpointing.checkpoint import BadCheckpoint, Snapshot, WeightsMismatch, read_checkpoint
@@ -58,7 +58,7 @@ from opabinia.training.run_folder import (
 )
 from opabinia.training.session import Session, TrainingRun
 from opabinia.training.summary import run_title
-from opabinia.training.trained_model import Weights, choose_weights, trained_task
+from opabinia.training.trained_model import Weights, choose_weights, load_trained, trained_task
 from opabinia.training.world_size_scaling import auto_scale
 
 MAX_ROLLBACKS = 10
@@ -469,7 +469,7 @@ def evaluate(
     """Evaluate a checkpoint of a run; return the scores and write them to ``eval/<set>/scores.json``.
 
     Args:
-        folder: the run folder.
+        folder: the run folder; that of the folds of a cross-validation evaluates the ensemble of their runs.
         overrides: ``key=value``.
         checkpoint: ``best`` (``last`` where there is none), ``last``, or a checkpoint's name or path.
         weights: ``raw``, ``ema`` or ``both``; None: see :func:`opabinia.training.trained_model.choose_weights`.
@@ -480,47 +480,53 @@ def evaluate(
     Raises:
         ConfigError: there is no such run, checkpoint, EMA or data, or it is damaged.
     """
-    path = chosen_checkpoint(folder, checkpoint)
+    runs = member_runs(folder)
+    path = chosen_checkpoint(runs[0], checkpoint)
     resolved = resolve(folder, overrides)
     trained = resolve(folder) if overrides else resolved
     resolved = choose_sets(resolved, trained, splits=splits, data=data, name=name)
     snapshot = read_chosen(path)
     settings = resolved.config["evaluate"]
-    chosen = weights if weights == "both" else choose_weights(path, snapshot, settings["weights"], weights)
+    chosen: str = "both" if len(runs) == 1 else "raw"  # an ensemble has no average of its own
+    if len(runs) == 1 and weights != "both":
+        chosen = choose_weights(path, snapshot, settings["weights"], weights)
     resolved = replace(resolved, config={**resolved.config, "evaluate": {**settings, "weights": chosen}})
     with process_group(**process_group_options(resolved.config)), logging_to(None):
         for warning in resolved.warnings:
             log.warning("%s", warning)
-        log.info("evaluating %s", path)
+        title = f"ensemble of {len(runs)} runs ({checkpoint})"
+        log.info("evaluating %s", path if len(runs) == 1 else f"{folder}: {title}")
         for stream in validation_sets(resolved.config) if data is not None else ():
             log.info("data of %s: %s", stream["prefix"], describe_source(stream["source"]))
         # The training data may be gone: the checkpoint describes it, and few evaluators need it.
         streams = validation_sets(resolved.config)
         parts = build_parts(replace(resolved, config=with_sets(resolved.config, None, streams))).keywords
+        model = None if len(runs) == 1 else load_trained(folder, overrides, checkpoint=checkpoint, weights=weights).task
         scores = evaluate_trained(
-            folder, parts, snapshot, lambda: build_parts(resolved).keywords, confidence=confidence
+            folder, parts, snapshot, lambda: build_parts(resolved).keywords, confidence=confidence, ensemble=model
         )
         if is_rank_zero():
             sizes = {stream.prefix: len(stream.source) for stream in parts["data"].validation}
-            _write_scores(folder, path, streams, sizes, overrides, scores)
+            inside = path.parent.resolve() == (folder / "checkpoints").resolve()
+            evaluated = title if len(runs) > 1 else path.name if inside else str(path)
+            _write_scores(folder, evaluated, streams, sizes, overrides, scores)
     return scores
 
 
 def _write_scores(
     folder: Path,
-    checkpoint: Path,
+    checkpoint: str,
     streams: Sequence[Mapping[str, Any]],
     sizes: Mapping[str, int],
     overrides: Sequence[str],
     scores: Mapping[str, float],
 ) -> None:
-    inside = checkpoint.parent.resolve() == (folder / "checkpoints").resolve()
     for stream in streams:
         for weights, prefix in (("raw", stream["prefix"]), ("ema", f"{stream['prefix']}_ema")):
             about = {
                 "data": describe_source(stream["source"]),
                 "samples": sizes[stream["prefix"]],
-                "checkpoint": checkpoint.name if inside else str(checkpoint),
+                "checkpoint": checkpoint,
                 "weights": weights,
                 "overrides": list(overrides),
             }

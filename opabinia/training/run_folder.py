@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from opabinia.config import ConfigError, Problem, Resolved, build, catalog, check, compose
-from opabinia.config.paths import check_run_folder
+from opabinia.config.paths import check_run_folder, member_runs
 from opabinia.config.paths import folder_for as folder_for
 from opabinia.config.paths import holds_run as holds_run
 from opabinia.engine.checkpointing.checkpoint import BadCheckpoint, Snapshot, read_checkpoint, save_tensors
@@ -137,6 +137,9 @@ def chosen_checkpoint(folder: Path, checkpoint: str) -> Path:
         ConfigError: there is no such run or checkpoint, or it cannot be fetched from remote storage.
     """
     check_run_folder(folder)
+    if len(runs := member_runs(folder)) > 1:
+        message = f"{folder} is an ensemble of {len(runs)} runs, and this takes one of them, such as {runs[0]}"
+        raise ConfigError(Problem("command line", "", message))
     checkpoints = folder / "checkpoints"
     path: Path | None
     if checkpoint in ("best", LAST) and (folder / "state.json").is_file():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,13 +12,16 @@ from typing import Any, Literal, cast
 
 import torch
 
-from opabinia.config import ConfigError, Problem, build, register
+from opabinia.config import ConfigError, Problem, build, dump, flatten, register
 from opabinia.config.datasets import subtasks, validation_sets, without_task_data
+from opabinia.config.errors import show
+from opabinia.config.paths import ENSEMBLE_FILE, member_runs
 from opabinia.contracts import DatasetInfo, Task, TaskPart, Transform, TransformPart
 from opabinia.engine.checkpointing.checkpoint import BestState, Snapshot, describe_mismatch
 from opabinia.models.projectors import without_projectors
 from opabinia.models.weights.download import replacing_weights
-from opabinia.runtime.json_files import MetricsLine, check_fields, read_json_lines
+from opabinia.runtime.files import disk_errors, write_atomic
+from opabinia.runtime.json_files import MetricsLine, check_fields, read_json_lines, write_json
 from opabinia.runtime.log import log
 from opabinia.runtime.weighted_scores import weighted_score
 from opabinia.training.model import make_task, place, set_up
@@ -205,10 +209,10 @@ def load_trained(
     device: str | None = None,
 ) -> TrainedModel:
     """Build the trained model of a run, for which the data it was trained on is not needed, or the model of a recipe
-    with the weights of a file.
+    with the weights of a file. The model of the folds of a cross-validation is the ensemble of their runs.
 
     Args:
-        folder: the run folder, or with a file as ``weights`` the recipe.
+        folder: the run folder, or that of the folds, or with a file as ``weights`` the recipe.
         overrides: ``key=value``.
         checkpoint: ``best`` (without one the last), ``last``, or a checkpoint's name or path.
         weights: ``raw`` or ``ema``; None: see :func:`choose_weights`; or a file.
@@ -216,8 +220,17 @@ def load_trained(
         device: ``cpu``, ``cuda``, ``mps`` or ``auto``; None takes what the run's config says.
 
     Raises:
-        ConfigError: there is no run or no such checkpoint, or it is damaged; or the weights of the file do not fit.
+        ConfigError: there is no run or no such checkpoint, or it is damaged; or the weights of the file do not fit; or
+            runs cannot be combined.
     """
+    if len(runs := member_runs(Path(folder))) > 1:
+        if weights not in (None, "raw", "ema"):
+            raise ConfigError(
+                Problem("command line", "--weights", f"an ensemble has raw or EMA weights, not {weights}")
+            )
+        changes = [word for word in overrides if not _OF_SOURCES.match(word)]
+        of_members: dict[str, Any] = {"checkpoint": checkpoint, "weights": weights, "device": device}
+        return _combine(runs, [load_trained(run, changes, **of_members) for run in runs], changes)
     if weights is None or weights in ("raw", "ema"):
         path = chosen_checkpoint(Path(folder), checkpoint)
         resolved, snapshot = resolve(folder, overrides), read_chosen(path)
@@ -240,6 +253,64 @@ def load_trained(
     }
     trained: TrainedModel = build(parts, None, "predictor", resolved.origins)(snapshot, device, chosen)
     return trained
+
+
+def write_ensemble(runs: Sequence[Path], out: Path) -> None:
+    """Write a folder of an ensemble: the config of the first run, and the paths of all.
+
+    Raises:
+        ConfigError: there is no such run, it has no checkpoint, or the runs cannot be combined.
+        DiskError: the folder cannot be written.
+    """
+    members = [member for run in runs for member in member_runs(run)]
+    _combine(members, [load_trained(run, device="cpu") for run in members], ())
+    with disk_errors(out):
+        out.mkdir(parents=True)
+        write_atomic(out / "config.yaml", dump(resolve(members[0]).config))
+    write_json(out / ENSEMBLE_FILE, {"runs": [os.path.relpath(run.resolve(), out.resolve()) for run in members]})
+
+
+_OF_SOURCES = re.compile(r"(--)?\s*(data\.train|data\.val(\.\d+)?\.source|evaluate)\b")
+"""Overrides that no model depends on; runs of an ensemble have other sources than its config."""
+
+
+def _combine(runs: Sequence[Path], models: Sequence[TrainedModel], overrides: Sequence[str]) -> TrainedModel:
+    """Return the ensemble of some models.
+
+    Raises:
+        ConfigError: their tasks cannot be combined, or they do not see images in the same way.
+    """
+    from opabinia.tasks.ensemble import Ensemble  # few runs need it
+
+    facts = [_seen(resolve(run, overrides).config, model) for run, model in zip(runs, models, strict=True)]
+    for run, run_facts in zip(runs, facts, strict=True):
+        for name in facts[0].keys() | run_facts.keys():
+            own, first = run_facts.get(name), facts[0].get(name)
+            if own != first:
+                message = f"cannot be combined with {runs[0]}: {name} {show(own)}, there {show(first)}"
+                raise ConfigError(Problem(str(run), "", message))
+    try:
+        ensemble = Ensemble([model.task for model in models])
+    except ValueError as error:
+        raise ConfigError(Problem(str(runs[0]), "task", str(error))) from error
+    return replace(models[0], task=ensemble.eval())
+
+
+def _seen(config: Mapping[str, Any], model: TrainedModel) -> dict[str, Any]:
+    """Return the values by dotted name in which models of an ensemble are the same."""
+    from opabinia.tasks.reid.base import Reidentification  # its classes are identities, which are not predicted
+
+    sets, task = validation_sets(config), model.task
+    return flatten(
+        {
+            "task": config["task"]["name"],
+            "classes": [] if isinstance(task, Reidentification) else list(model.dataset_info.classes),
+            "channels": model.channels,
+            "transforms": sets[0]["transforms"] if sets else [],
+            "views": model.views and list(model.views),
+            "size multiple": task.size_multiple,
+        }
+    )
 
 
 def _task_transforms(config: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ import pytest
 
 from opabinia.config import ConfigError
 from opabinia.config.paths import member_runs
-from opabinia.training.launch import train
+from opabinia.training.launch import evaluate, train
 from opabinia.training.out_of_fold import predict_out_of_fold
 from opabinia.training.run_folder import resolve
 from opabinia.training.sweep.folds import Folds, fold_changes, make_folds, split_files
@@ -33,7 +33,9 @@ def overrides_of(task: str, root: Path) -> list[str]:
     """Return the overrides of a digits recipe that train on a small dataset."""
     if task == "reid":
         small_data.market1501(root)
-        return [f"data.train.source={{name: market1501, root: '{root}'}}", "data.batch_size=4", "data.sampler=null"]
+        train, val = (f"{{name: market1501, root: '{root}', split: {split}}}" for split in ("train", "test"))
+        of_digits = ["data.sampler=null", "data.train.source.channels=1", "data.val.source.channels=1"]
+        return [f"data.train.source={train}", f"data.val.source={val}", "data.batch_size=4", *of_digits[:1]]
     small_data.coco(root)
     source = f"{{name: coco, root: '{root}', file: '{root}/annotations.json'}}"
     if task == "segmentation":
@@ -55,13 +57,19 @@ def test_tasks_predict_out_of_fold(task: str, score: str | None, key: str, tmp_p
     assert all(line["path"] in held_out[line["fold"] - 1] and key in line for line in lines)
     assert (score in scores) if score else not scores, "identities of different folds have the same numbers"
 
+    evaluated = evaluate(folder)
+    assert (score or "val/mAP") in evaluated, "the folder of the folds is an ensemble"
+    if task == "detection":
+        assert "val/loss" not in evaluated
+    assert (folder / "eval" / "val" / "scores.json").is_file()
+
 
 def test_members_of_folds(tmp_path: Path) -> None:
     assert member_runs(tmp_path) == [tmp_path]
     (tmp_path / "a-folds").mkdir()
     (tmp_path / "a-folds" / "folds.json").write_text('{"runs": ["../a-fold1", "../a-fold2"]}')
     for number in (1, 2):
-        with pytest.raises(ConfigError, match=r"a-folds: not all folds are trained \(there is no .*a-fold"):
+        with pytest.raises(ConfigError, match=rf"there is no run .*a-fold{number}.*: repeat the command that trains"):
             member_runs(tmp_path / "a-folds")
         (tmp_path / f"a-fold{number}").mkdir()
         (tmp_path / f"a-fold{number}" / "config.yaml").touch()

@@ -15,6 +15,7 @@ from opabinia.contracts import (
     Batch,
     Clock,
     Count,
+    DataMismatch,
     DatasetInfo,
     Detections,
     DetectorPart,
@@ -25,6 +26,7 @@ from opabinia.contracts import (
     Fraction,
     Predictions,
     Sizes,
+    Task,
 )
 from opabinia.evaluation.detection.coco import Coco
 from opabinia.evaluation.detection.rotated import DotaMap
@@ -32,6 +34,7 @@ from opabinia.evaluation.mean_losses import MeanLosses
 from opabinia.models.detectors.suppression import box_nms
 from opabinia.tasks.dataset_checks import check_channels, check_classes
 from opabinia.tasks.dense_base import DensePrediction, TestTimeAugmentation, validation_losses
+from opabinia.tasks.detection.fusion import fuse_detections, unstack_detections
 from opabinia.tasks.detection.score_calibration import ScoreMaps
 from opabinia.tasks.detection.test_time_augmentation import detect_augmented
 from opabinia.tasks.detection.tiles import Tiles, detect_tiled, select_detections, warn_of_single_tiles
@@ -159,6 +162,22 @@ class Detection(DensePrediction):
             rows["image_size"] = torch.tensor(batch["original_size"])
         return rows | (validation_losses(lambda: self._losses(maps, batch), images) if self._has_losses(batch) else {})
 
+    def predict_together(self, models: Sequence[Task], batch: Batch) -> Predictions:
+        """Return the fused detections of the models, see :func:`opabinia.tasks.detection.fusion.fuse_detections`.
+
+        Raises:
+            DataMismatch: boxes are oriented.
+        """
+        if self.detector.oriented:
+            raise DataMismatch("detections of several models cannot be combined where boxes are oriented")
+        without_truth = {key: value for key, value in batch.items() if key != "boxes"}  # no losses
+        predictions = [model.predict(without_truth) for model in models]
+        count = max(rows["labels"].shape[1] for rows in predictions)
+        by_image = zip(*map(unstack_detections, predictions), strict=True)
+        fused = [_first(fuse_detections(models), count) for models in by_image]
+        sizes = {name: predictions[0][name] for name in ("image_size",) if name in predictions[0]}
+        return stack_detections(fused, count) | sizes
+
     def _detect(self, images: Tensor, sizes: Sizes, maps: Sequence[Tensor] = ()) -> list[Detections]:
         """Return the detections in a padded batch, from its feature maps where these are known."""
         augmentation = self.test_time_augmentation
@@ -207,6 +226,10 @@ class Detection(DensePrediction):
         from opabinia.tasks.detection.export import DetectionExport
 
         return DetectionExport(self, self.detector)
+
+
+def _first(detections: Detections, count: int) -> Detections:
+    return select_detections(detections, torch.arange(min(count, len(detections.scores))))
 
 
 def _shortened(names: Sequence[str]) -> str:

@@ -24,6 +24,7 @@ from opabinia.contracts import (
     Task,
 )
 from opabinia.evaluation.retrieval.retrieval_evaluators import Recall, Retrieval
+from opabinia.models.embeddings import join_embeddings
 from opabinia.models.layers import build_normalization
 from opabinia.models.losses.metric import count_pairs
 from opabinia.tasks.dataset_checks import check_channels
@@ -102,6 +103,10 @@ class Reidentification(Task):
             mirrored = self.embed_and_classify(self.extract({**batch, "image": batch["image"].flip(-1)}))
             values = {name: (value + mirrored[name]) / 2 for name, value in values.items()}
         return {name: value.float() for name, value in values.items()}
+
+    def predict_together(self, models: Sequence[Task], batch: Batch) -> Predictions:
+        """Return ``embedding``, see :func:`opabinia.models.embeddings.join_embeddings`."""
+        return {"embedding": join_embeddings([model.predict(batch)["embedding"] for model in models])}
 
     def features(self, batch: Batch) -> dict[str, Tensor]:
         """Return ``embedding`` (B x D) as it is compared."""

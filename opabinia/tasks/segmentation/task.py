@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, Literal
 
 import torch
@@ -25,6 +25,7 @@ from opabinia.contracts import (
     Predictions,
     SegmentationLossPart,
     Sizes,
+    Task,
 )
 from opabinia.evaluation.mean_losses import MeanLosses
 from opabinia.evaluation.segmentation.semantic import Semantic
@@ -183,6 +184,18 @@ class Segmentation(DensePrediction):
         if not self._validation_loss or "mask" not in batch or self.decoder.own_losses:
             return rows
         return rows | validation_losses(lambda: self._losses(logits, batch["mask"].long()), images)
+
+    def predict_together(self, models: Sequence[Task], batch: Batch) -> Predictions:
+        """Return the most probable classes by the mean of the models' probabilities of each pixel."""
+        total: Tensor | float = 0.0
+        for model in models:
+            assert isinstance(model, Segmentation)
+            total = total + model.logits(batch["image"], batch["image_sizes"]).float().softmax(1)
+        assert isinstance(total, Tensor)
+        return {
+            "segmentation": original_maps(total, batch["image_sizes"], batch["original_size"]),
+            "image_size": torch.tensor(batch["original_size"]),
+        }
 
     def evaluators(self, dataset_info: DatasetInfo) -> list[Evaluator]:
         """Return the configured evaluator, or ``semantic``; and the mean losses.

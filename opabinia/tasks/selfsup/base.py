@@ -27,6 +27,7 @@ from opabinia.contracts import (
 from opabinia.evaluation.representation.collapse import Collapse
 from opabinia.evaluation.representation.knn import Knn
 from opabinia.models.backbones.module import build_backbone
+from opabinia.models.embeddings import join_embeddings
 from opabinia.models.layers import build_normalization
 from opabinia.runtime.collectives import gather_rows, local_batches
 from opabinia.tasks.dataset_checks import check_channels
@@ -179,6 +180,10 @@ class SelfSupervised(Task):
         losses = {name: value for name, value in values.items() if "loss" in name}
         losses.setdefault("loss", torch.stack(list(losses.values())).sum())
         return {"embedding": embedding, **{f"losses/{name}": value.expand(count) for name, value in losses.items()}}
+
+    def predict_together(self, models: Sequence[Task], batch: Batch) -> Predictions:
+        """Return ``embedding``, see :func:`opabinia.models.embeddings.join_embeddings`."""
+        return {"embedding": join_embeddings([model.features(batch)["embedding"] for model in models])}
 
     def features(self, batch: Batch) -> dict[str, Tensor]:
         """Return ``embedding`` (B x D)."""
