@@ -16,6 +16,7 @@ from opabinia.data.loader import BatchReader, Loader, evaluation_requests
 from opabinia.engine.loop.layer_outputs import predict_with_layers
 from opabinia.engine.loop.prefetch import prefetch, to_host, with_bar
 from opabinia.evaluation.label_errors.classification import ClassificationCheck
+from opabinia.evaluation.label_errors.detection import DetectionCheck
 from opabinia.evaluation.label_errors.multilabel import MultiLabelCheck
 from opabinia.evaluation.label_errors.suspects import LabelCheck
 from opabinia.inference.load import RunModel
@@ -120,7 +121,8 @@ def check_for(run: Path, task: Task, predictions: Predictions, batch: Batch) -> 
     label = batch.get("label")
     if "probabilities" in predictions and label is not None:
         return MultiLabelCheck() if label.ndim > 1 else ClassificationCheck()
-    name = type(task).__name__
-    kinds = "labels of image classes"
+    if "boxes" in predictions and "ground_truth" in batch:
+        return DetectionCheck()
+    name, kinds = type(task).__name__, "classes of images and bounding boxes"
     message = f"{name} of {run} predicts {', '.join(predictions)}; {kinds} are compared with predicted ones"
     raise ConfigError(Problem("command line", "RUN", message))

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 from PIL import Image
+from torch import Tensor
+from torchvision.transforms.v2.functional import resize
 
 from opabinia.contracts import Sample
 from opabinia.evaluation.label_errors.suspects import Suspect
 from opabinia.inference.label_errors.collect import CollectedRun
-from opabinia.visualization.drawing import to_pil
+from opabinia.visualization.drawing import DrawnObject, draw_objects, to_pil
 from opabinia.visualization.report.blocks import Gallery, ImageRow, ReportImage, Section, Table
 from opabinia.visualization.report.images import ByteBudget, clean, encode_image
 from opabinia.visualization.report.templating import template
@@ -18,8 +21,11 @@ from opabinia.visualization.video_strips import representative_image
 MAX_IMAGES, MAX_ROWS = 120, 2000
 """Suspects with an image, and in the table; the CSV has all."""
 
-SMALL = 160
-"""Longer side in pixels of the image of a sample."""
+SMALL, CROP = 160, 260
+"""Longer side in pixels of the image of a sample, and of the surroundings of a box."""
+
+_MARGIN = 0.6
+"""Width of the surroundings on each side of a box, relative to its longer side."""
 
 Located = tuple[Suspect, CollectedRun]
 """A suspect, and the run whose dataset has its sample."""
@@ -84,8 +90,8 @@ def _images(suspects: Sequence[Located]) -> list[Image.Image | None]:
     images: list[Image.Image | None] = []
     for suspect, run in suspects:
         try:
-            images.append(_draw(suspect, run.source[indices[id(run)][suspect.id]], run))
-        except (OSError, ValueError):
+            images.append(_draw(suspect, run.source[indices[id(run)][suspect.id]]))
+        except (OSError, ValueError, KeyError):
             images.append(None)
     return images
 
@@ -101,7 +107,30 @@ def _indices(run: CollectedRun, names: set[str]) -> dict[str, int]:
     return indices
 
 
-def _draw(suspect: Suspect, sample: Sample, run: CollectedRun) -> Image.Image:
-    image = to_pil(representative_image(sample))
+def _draw(suspect: Suspect, sample: Sample) -> Image.Image:
+    """Draw a sample: the whole image, or the surroundings of the boxes, annotated in blue, predicted in orange."""
+    pixels = representative_image(sample)
+    if suspect.place is not None:
+        return _draw_boxes(pixels, suspect)
+    image = to_pil(pixels)
     image.thumbnail((SMALL, SMALL), reducing_gap=2.0)
     return image
+
+
+def _draw_boxes(pixels: Tensor, suspect: Suspect) -> Image.Image:
+    height, width = pixels.shape[-2:]
+    boxes = np.array([box for box in (suspect.box, suspect.predicted_box) if box])
+    margin = max(8.0, _MARGIN * float((boxes[:, 2:] - boxes[:, :2]).max()))
+    left, top = (int(max(0, boxes[:, axis].min() - margin)) for axis in (0, 1))
+    right, bottom = (int(min(side, boxes[:, axis].max() + margin)) for axis, side in ((2, width), (3, height)))
+    left, top = min(left, width - 1), min(top, height - 1)  # a predicted box may lie outside
+    crop = pixels[..., top : max(bottom, top + 1), left : max(right, left + 1)]
+    scale = min(1.0, CROP / max(crop.shape[-2:]))
+    if scale < 1:
+        crop = resize(crop, [max(1, round(side * scale)) for side in crop.shape[-2:]], antialias=True)
+    objects = []
+    for number, (box, name) in enumerate(((suspect.box, suspect.label), (suspect.predicted_box, suspect.predicted))):
+        if box:
+            corners = [(value - start) * scale for value, start in zip(box, (left, top, left, top), strict=True)]
+            objects.append(DrawnObject(number, f"{('label', 'predicted')[number]} {name}", corners))
+    return draw_objects(crop, objects, side=CROP, text=13)
