@@ -29,6 +29,7 @@ from torch import Tensor
 
 import opabinia
 from opabinia.contracts import DrawOptions, Sample
+from opabinia.data.decoding.sequential import read_frames
 from opabinia.data.sources import Digits, DigitScenes, DigitViews, MovingDigits, PlacedDigits
 from opabinia.inference.predictor import Predictor
 from opabinia.visualization.drawing import contact_sheet, scatter_plot, side_by_side, to_pil
@@ -76,9 +77,22 @@ def tutorials(folder: Path, rows: int = 3) -> None:
             sheet.paste(image, (0, top))
             top += image.height
         sheet.save(out / f"{name}.jpg", quality=80)
+    tracked = [folder / kind / "videos" / "00.mp4" for kind in ("motion", "appearance")]
+    if all(path.is_file() for path in tracked):
+        tracks(tracked).save(out / "tracking.jpg", quality=80)
     screenshot(folder / "runs/clothes/default/report.html", out / "report.png")
     shown = re.sub("Script (started|done).*\n", "", (folder / "train.typescript").read_bytes().decode())
     (out / "terminal.svg").write_text(terminal(shown, "opabinia train classification/digits"), encoding="utf-8")
+
+
+def tracks(videos: Sequence[Path], shown: Sequence[int] = (12, 20, 42, 56), side: int = 190) -> Image.Image:
+    """Return frames of videos with drawn tracks, a row for each video."""
+    sheet = Image.new("RGB", (side * len(shown), side * len(videos)), "white")
+    for row, path in enumerate(videos):
+        frames = {frame.number: to_pil(frame.image) for frame in read_frames(str(path)) if frame.number in shown}
+        for column, number in enumerate(shown):
+            sheet.paste(frames[number].resize((side, side), Image.Resampling.LANCZOS), (side * column, side * row))
+    return sheet
 
 
 def screenshot(page: Path, out: Path, size: tuple[int, int] = (1000, 1100)) -> None:

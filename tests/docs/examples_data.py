@@ -14,6 +14,7 @@ from opabinia.training import launch
 from scripts import small_data
 from tests.data.videos import write
 from tests.docs.pages import block_text, blocks
+from tests.inference.tracking.squares import write_videos
 from tests.migration import test_basecls, test_vissl
 from tests.migration.recipes import example, table
 
@@ -77,6 +78,8 @@ OVERRIDES = {
     ],
     "video/omniglot_strokes": ["data.batch_size=4", *TWO_STEPS],
     "video": [*sources(VIDEOS, VIDEOS), "data.batch_size=4", *TWO_STEPS],
+    "detector.yaml": ["data.batch_size=4", *TWO_STEPS],
+    "appearance.yaml": ["data.batch_size=8", *TWO_STEPS],
 }
 
 
@@ -93,9 +96,11 @@ RUNS: dict[str, list[str]] = {
     "runs/clothes/mixup": [],
     "runs/clothes/pretrained": [],
     "runs/clothes/slower": [],
+    "runs/appearance/default": [],
     "runs/detection/bccd/default": ["vars.root=cells"],
     "runs/detection/coco_format/default": ["vars.root=cells"],
     "runs/detection/digits/default": [],
+    "runs/detector/default": [],
     "runs/flowers/default": ["task.backbone.model=test_resnet", "vars.size=32", "vars.enlarged=36"],
     "runs/multitask/digits/default": [],
     "runs/photos/default": [],
@@ -152,6 +157,13 @@ def videos(folder: Path) -> None:
         write(folder / ("to" if number % 2 else "fro") / f"{number}.mp4", 18 + number, size=(32, 32))
 
 
+def tracked_videos(root: Path) -> None:
+    """Write two videos with tracks in the layout of MOTChallenge."""
+    write_videos(root)
+    for number, folder in enumerate(sorted(root.iterdir())):
+        folder.rename(root / f"{number:02d}")
+
+
 def idx(root: Path) -> None:
     """Write Fashion-MNIST's files with handwritten digits."""
     root.mkdir(parents=True)
@@ -170,10 +182,10 @@ def text(path: Path, content: str) -> None:
     path.write_text(content, encoding="utf-8")
 
 
-def recipe_of(tutorial: str, path: Path) -> None:
-    """Write the first recipe of a tutorial."""
-    page = f"docs/tutorials/{tutorial}.md"
-    text(path, next(block.text for block in blocks("yaml") if block.page == page))
+def recipe_of(tutorial: str, path: Path, number: int = 1) -> None:
+    """Write a recipe of a tutorial, by default the first."""
+    name = f"docs/tutorials/{tutorial}.md-{number}"
+    text(path, next(block.text for block in blocks("yaml") if block.name == name))
 
 
 CLOTHES = [
@@ -213,6 +225,9 @@ FILES: dict[str, Callable[[Path], None]] = {
     "products.yaml": partial(recipe_of, "reid"),
     "scenes.yaml": partial(recipe_of, "segmentation"),
     "strokes.yaml": partial(recipe_of, "video"),
+    "detector.yaml": partial(recipe_of, "tracking"),
+    "appearance.yaml": partial(recipe_of, "tracking", number=2),
+    **dict.fromkeys(("crossings/train", "crossings/val"), tracked_videos),
     "path/to/fashion_mnist": idx,
     **dict.fromkeys(("photo.jpg", "image.png", "aerial.png"), lambda path: images(path.parent, [path.name])),
     "path/to/products": partial(images, names=[f"{number % 4}/{number}.jpg" for number in range(16)]),

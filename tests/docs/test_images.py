@@ -7,6 +7,7 @@ import pytest
 
 import opabinia
 from scripts import docs_images
+from tests.data.videos import write
 
 
 def test_the_logo_is_up_to_date() -> None:
@@ -16,6 +17,13 @@ def test_the_logo_is_up_to_date() -> None:
 def test_images_are_small() -> None:
     large = [path for path in docs_images.OUT.rglob("*.*") if path.stat().st_size > 150_000]
     assert not large
+
+
+def test_frames_of_tracked_videos(tmp_path: Path) -> None:
+    for name in ("motion.mp4", "appearance.mp4"):
+        write(tmp_path / name, 24, size=(32, 32))
+    sheet = docs_images.tracks(sorted(tmp_path.glob("*.mp4")), shown=(0, 9, 23), side=40)
+    assert sheet.size == (120, 80) and len({sheet.crop((40 * x, 0, 40 * x + 40, 40)).tobytes() for x in range(3)}) == 3
 
 
 @pytest.mark.slow

@@ -100,6 +100,11 @@ def without_scenes(folder: Path, **_: Any) -> dict[str, Any]:
     return {}
 
 
+def without_crossings(folder: Path, **_: Any) -> dict[str, Any]:
+    (folder / "crossings").unlink()
+    return {}
+
+
 def quick_fit(folder: Path, **_: Any) -> dict[str, Any]:
     """The package with a ``fit`` that measures and trains a few steps only, and an image for its predictor."""
     Image.fromarray(np.zeros((48, 64, 3), np.uint8)).save(folder / "new.jpg")
@@ -133,6 +138,7 @@ SETUPS = {
     "docs/tutorials/detection.md-1": Setup(("runs/detection/bccd/default",)),
     "docs/tutorials/segmentation.md-1": Setup(names=without_scenes),
     "docs/tutorials/segmentation.md-2": Setup(("runs/scenes/default",)),
+    "docs/tutorials/tracking.md-1": Setup(names=without_crossings),
     "docs/export.md-1": Setup((CLASSIFIER,), exported),
     "docs/export.md-2": Setup((CLASSIFIER,), exported_by_torch),
     "docs/export.md-3": Setup(("runs/detection/digits/default",), exported_to_openvino),
