@@ -185,3 +185,13 @@ def test_the_folder_of_a_cross_validation_stands_for_its_runs(opabinia: Command,
     result = opabinia("data", "labels", folds)
     assert result.status == 0 and "samples: 1,437" in result.out, result.err
     assert (folds / "labels" / "labels.csv").is_file() and (folds / "labels" / "labels.html").is_file()
+
+
+@pytest.mark.slow
+def test_segmentation_maps(opabinia: Command, tmp_path: Path) -> None:
+    words = [*SIX_STEPS, "train.length=2it", "data.batch_size=2"]
+    trained = opabinia("train", "segmentation/digits", *words, "--out", tmp_path)
+    assert trained.status == 0, trained.err
+    result = opabinia("data", "labels", tmp_path / "segmentation" / "digits" / "default", "--out", tmp_path / "labels")
+    assert result.status == 0, result.err
+    assert "samples: 400" in result.out and (tmp_path / "labels" / "labels.html").is_file()

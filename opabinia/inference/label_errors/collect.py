@@ -11,19 +11,23 @@ import torch
 from opabinia.config import ConfigError, Problem, Resolved
 from opabinia.config.build import errors_at
 from opabinia.config.datasets import validation_sets
-from opabinia.contracts import EMBEDDING, Batch, Predictions, Source, Task
+from opabinia.contracts import EMBEDDING, IGNORE_LABEL, Batch, Predictions, Source, Task
 from opabinia.data.loader import BatchReader, Loader, evaluation_requests
 from opabinia.engine.loop.layer_outputs import predict_with_layers
 from opabinia.engine.loop.prefetch import prefetch, to_host, with_bar
 from opabinia.evaluation.label_errors.classification import ClassificationCheck
 from opabinia.evaluation.label_errors.detection import DetectionCheck
 from opabinia.evaluation.label_errors.multilabel import MultiLabelCheck
+from opabinia.evaluation.label_errors.segmentation import SegmentationCheck
 from opabinia.evaluation.label_errors.suspects import LabelCheck
+from opabinia.inference.extract import without_objects
 from opabinia.inference.load import RunModel
 from opabinia.inference.predictor import Predictor
 from opabinia.inference.splits import TRAIN, select_split, task_of
+from opabinia.models.decoders.layers import resize_like
 from opabinia.runtime.device import autocast
 from opabinia.runtime.progress import progress_bar
+from opabinia.tasks.segmentation.task import Segmentation
 from opabinia.training.run_folder import build_parts, resolve
 from opabinia.training.samples import read_dataset_info
 
@@ -69,11 +73,12 @@ def collect(model: RunModel, split: str | None) -> CollectedRun:
         (stream,) = data.validation
     with errors_at(f"data of {split}"):  # classes, channels and kind of annotations are those of training
         predictor.task.evaluators(read_dataset_info(stream, skip=data.on_error == "skip"))
+    multiple = predictor.task.size_multiple
     reader = BatchReader(
-        *(stream.source, stream.transforms),
+        *(stream.source, stream.transforms if multiple else [*stream.transforms, without_objects]),
         seed=resolved.config["seed"] or 0,
         on_error="skip" if data.on_error == "skip" else "raise",
-        size_multiple=predictor.task.size_multiple,
+        size_multiple=multiple,
     )
     samples, batch_size = len(stream.source), evaluate.batch_size or data.batch_size
     requests, workers = evaluation_requests(samples, batch_size, 0, 1), min(data.num_workers, -(-samples // batch_size))
@@ -103,9 +108,13 @@ def _predict(run: Path, split: str, predictor: Predictor, loader: Loader, source
         progress_bar(f"predict {run.name}: {split}", len(source)) as bar,
     ):
         for item in with_bar(prefetch(loader, predictor.device), bar):
-            wanted = layers if check is None or check.needs_embedding else []
-            predictions, _ = predict_with_layers(task, item.batch, wanted)
-            check = check or check_for(run, task, predictions, item.loaded)
+            predictions: Predictions = {}
+            if not isinstance(check, SegmentationCheck):
+                wanted = layers if check is None or check.needs_embedding else []
+                predictions, _ = predict_with_layers(task, item.batch, wanted)
+                check = check or check_for(run, task, predictions, item.loaded)
+            if isinstance(check, SegmentationCheck):
+                predictions = _pixel_predictions(task, item.batch, predictions)
             check.update(to_host(dict(predictions))(), item.loaded)
     if check is None:
         raise ConfigError(Problem("", f"data of {split}", f"{run} has no samples there that can be read"))
@@ -123,6 +132,29 @@ def check_for(run: Path, task: Task, predictions: Predictions, batch: Batch) -> 
         return MultiLabelCheck() if label.ndim > 1 else ClassificationCheck()
     if "boxes" in predictions and "ground_truth" in batch:
         return DetectionCheck()
-    name, kinds = type(task).__name__, "classes of images and bounding boxes"
+    if ("pixel_logits" in predictions or isinstance(task, Segmentation)) and "mask" in batch:
+        return SegmentationCheck()
+    name, kinds = type(task).__name__, "classes of images, bounding boxes and segmentation maps"
     message = f"{name} of {run} predicts {', '.join(predictions)}; {kinds} are compared with predicted ones"
     raise ConfigError(Problem("command line", "RUN", message))
+
+
+def _pixel_predictions(task: Task, batch: Batch, predictions: Predictions) -> Predictions:
+    """Return ``predicted``, the class of each pixel (uint8, B x H x W), and ``of_label``, the probability of its label.
+
+    Args:
+        task: a segmentation model.
+        batch: on its device, with ``mask``.
+        predictions: predictions of the task, if they are known; those of a plug-in have ``pixel_logits``.
+    """
+    mask = batch["mask"].long()
+    if isinstance(task, Segmentation):
+        logits = task.logits(batch["image"], batch["image_sizes"])
+    else:
+        logits = (predictions or task.predict(batch))["pixel_logits"]
+    logits = resize_like(logits.float(), mask)
+    labels = mask.where(mask != IGNORE_LABEL, 0).unsqueeze(1)
+    return {
+        "predicted": logits.argmax(1).to(torch.uint8),
+        "of_label": logits.softmax(1).gather(1, labels).squeeze(1),
+    }
