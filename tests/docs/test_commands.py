@@ -52,6 +52,7 @@ NOT_RUN = {
     r"opabinia .*model.safetensors": "a file of weights; tests/models/weights has some",
     r"opabinia train detection/digits_oriented": "oriented boxes; tests/tasks has some",
     r"python predict.py": "the folder of an export; tests/inference/test_export.py runs it",
+    r"python tracker/track.py|opabinia export runs/detection/mot": "an export; tests/inference/tracking has one",
     r"opabinia serve .*(model.onnx|imagenet|token)": "files; tests/inference/test_serve.py has them",
     r"opabinia serve .*--tracker": "streams; tests/inference/tracking/test_serve_streams.py has some",
     r"opabinia data labels \S+-folds|opabinia train .*labels\.csv": "results; tests/cli/test_label_errors.py has some",

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from rich.console import Console
@@ -23,7 +23,7 @@ from opabinia.inference.export.hugging_face import write_layout
 from opabinia.inference.export.job import ExportJob, ExportMismatch
 from opabinia.inference.export.measured_files import Measured, MeasuredFiles, measure_files
 from opabinia.inference.export.samples import COMPARED, calibration_inputs, fitting_tasks, select_samples
-from opabinia.inference.load import load
+from opabinia.inference.load import RunModel
 from opabinia.inference.predictor import Predictor
 from opabinia.models.lora import merge_adapters
 from opabinia.runtime.files import disk_errors, write_atomic
@@ -85,19 +85,13 @@ def export(
     check_libraries(form)
     folder = chosen_checkpoint(run, checkpoint)
     with logging_to(None):
-        resolved = resolve(run, overrides)
-        open_tasks = partial(load, run, overrides, checkpoint=str(folder), weights=weights, device="cpu")
-        predictor, names, notes = load_tasks(open_tasks, resolved, form, task, measured)
-        samples, origin = select_samples(resolved, predictor, COMPARED, names)
-    merge_adapters(predictor.task)
-    module = predictor.task.export_module()
-    inputs = export_inputs(module, samples, static=form != "huggingface")
-    job = ExportJob(module, inputs, describe(run, folder, resolved, predictor, inputs["image"], names))
+        model = prepare(RunModel(run, overrides, str(folder), weights, task=task), form, measured)
+    job, resolved, names = model.job, model.resolved, model.names
     evaluations, calibration = list[Evaluation](), list[dict[str, Tensor]]()
     if measured:
-        evaluations = open_evaluations(resolved, folder, predictor, module.expected(inputs), names)
+        evaluations = open_evaluations(resolved, folder, model.predictor, job.module.expected(job.inputs), names)
     if measured and "int8" in measured.precisions:
-        calibration = calibration_inputs(resolved, module, samples, measured.calibration_images, names)
+        calibration = calibration_inputs(resolved, job.module, model.samples, measured.calibration_images, names)
     with disk_errors(path), torch.no_grad():
         path.parent.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(prefix=".", dir=path.parent) as temporary_folder:
@@ -106,17 +100,58 @@ def export(
                 if form == "huggingface":
                     lines = write_layout(temporary, folder, resolved.config, job, tolerance, license)
                 else:
-                    lines = write_file(form, temporary, job, tolerance, origin, bar)
+                    lines = write_file(form, temporary, job, tolerance, model.origin, bar)
                 bar.update(2)
             results = MeasuredFiles([], {"exported": temporary}, [])
             if measured and (form == "onnx" or form == "openvino"):
                 results = measure_files(form, temporary, job, evaluations, measured, calibration)
                 Console(highlight=False).print(score_table(results.rows, evaluations))
             move_files(results.files, paths, form)
-    print_written([paths[name] for name in results.files], [*lines, *notes])
+    print_written([paths[name] for name in results.files], [*lines, *model.notes])
     if results.errors:
         raise ExportMismatch("\n".join(results.errors) + "\nno such file was written")
     return path
+
+
+class PreparedModel(NamedTuple):
+    """A run's model to be exported.
+
+    Attributes:
+        predictor: the model.
+        job: the function that is exported, with inputs and description.
+        resolved: the run's config.
+        samples: samples that the original and the exported model are compared on.
+        origin: description of these.
+        names: tasks of the model of a multi-task run.
+        notes: lines about tasks that are skipped.
+    """
+
+    predictor: Predictor
+    job: ExportJob
+    resolved: Resolved
+    samples: list[Sample]
+    origin: str
+    names: list[str]
+    notes: list[str]
+
+
+def prepare(model: RunModel, form: Form, measured: Measured | None = None) -> PreparedModel:
+    """Load a run's model on the CPU, with samples for the comparison; see :func:`export`.
+
+    Raises:
+        ConfigError: there is no such run or checkpoint, or the task is refused.
+    """
+    folder = chosen_checkpoint(model.run, model.checkpoint)
+    resolved = resolve(model.run, model.overrides)
+    tasks = [model.task] if isinstance(model.task, str) and model.task else list(model.task)
+    open_tasks = replace(model, checkpoint=str(folder), device="cpu", task=()).load
+    predictor, names, notes = load_tasks(open_tasks, resolved, form, tasks, measured)
+    samples, origin = select_samples(resolved, predictor, COMPARED, names)
+    merge_adapters(predictor.task)
+    module = predictor.task.export_module()
+    inputs = export_inputs(module, samples, static=form != "huggingface")
+    job = ExportJob(module, inputs, describe(model.run, folder, resolved, predictor, inputs["image"], names))
+    return PreparedModel(predictor, job, resolved, samples, origin, names, notes)
 
 
 def load_tasks(

@@ -21,9 +21,7 @@ def main(path: str, *files: str) -> None:
 
     def read(file: str) -> tuple[Any, tuple[int, int], float]:
         """Return the pixels, the size without padding, and the factor by which a detector's image was resized."""
-        formats = ("JPEG", "PNG", "GIF", "BMP", "TIFF", "PPM", "WEBP")  # PIL would run Ghostscript on EPS
-        image = ImageOps.exif_transpose(Image.open(file, formats=formats))
-        image = image.convert("RGB" if about["channels"] == "3" else "L")
+        image = open_image(file, int(about["channels"]))
         factor = min(width / image.width, height / image.height, 1.0 if about["resize"] == "shrink" else float("inf"))
         if about["resize"] in ("fit", "shrink"):
             image = image.resize((round(image.width * factor), round(image.height * factor)), filter_)
@@ -51,6 +49,18 @@ def main(path: str, *files: str) -> None:
             task_outputs = {name.removeprefix(start): rows for name, rows in tensors.items() if name.startswith(start)}
             prediction[task] = describe(task_outputs, task_about["classes"], factor, size)
         print(json.dumps({"path": file, **prediction}))
+
+
+def open_image(file: str, channels: int) -> Image.Image:
+    """Return an image file, upright, in color (3 channels) or gray (1)."""
+    formats = ("JPEG", "PNG", "GIF", "BMP", "TIFF", "PPM", "WEBP")  # PIL would run Ghostscript on EPS
+    image = Image.open(file, formats=formats)
+    mode = "RGB" if channels == 3 else "L"
+    image.draft(mode, None)  # the gray values that a JPEG has, not those of its colors
+    upright = ImageOps.exif_transpose(image)
+    if upright.mode.startswith("I"):  # PIL would clip the values at 255
+        upright = Image.fromarray((np.asarray(upright) >> 8).astype(np.uint8))
+    return upright.convert(mode)
 
 
 Graph = tuple[dict[str, str], dict[str, list[int]], Callable[[dict[str, Any]], dict[str, Any]]]

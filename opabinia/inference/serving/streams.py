@@ -15,9 +15,8 @@ from opabinia.inference.load import RunModel
 from opabinia.inference.predictor import Predictor
 from opabinia.inference.serving.inference import Inference, pixels_of, reading
 from opabinia.inference.serving.limits import Limits, RequestError, Upload
+from opabinia.inference.tracking.arrays import DEFAULT_RATE, readable_tracks
 from opabinia.inference.tracking.pipeline import LOWEST_SCORE, Pipeline, StreamTracker
-from opabinia.inference.tracking.rows import readable_tracks
-from opabinia.inference.tracking.streams import DEFAULT_RATE
 from opabinia.training.tracking import Tracking
 
 MAX_SECONDS = 1e11

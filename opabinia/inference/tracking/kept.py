@@ -17,7 +17,8 @@ from opabinia.contracts import DataMismatch, FrameTracks, Sample, Source
 from opabinia.contracts.tracking import FrameDetections, Role, TrackGroundTruth
 from opabinia.data.loader import DataError
 from opabinia.evaluation.tracking.frames import join_frames
-from opabinia.inference.tracking.pipeline import Camera, Pipeline
+from opabinia.inference.tracking.pipeline import Pipeline, gray_image
+from opabinia.models.trackers.camera import Camera
 from opabinia.models.trackers.sequences import Frame
 from opabinia.runtime.array_files import Arrays, cached_arrays
 
@@ -178,7 +179,8 @@ class KeptVideos:
 
         def compute() -> Arrays:
             camera = Camera()
-            return {"shifts": np.array([camera.shift(sample["image"]) for sample in self._samples_of(sequence)])}
+            images = (gray_image(sample["image"]) for sample in self._samples_of(sequence))
+            return {"shifts": np.array([camera.shift(image) for image in images])}
 
         def decode(arrays: Arrays) -> Floats:
             if arrays["shifts"].shape != (len(video.numbers), 2):

@@ -22,7 +22,8 @@ from opabinia.data.decoding.images import Channels
 from opabinia.data.decoding.sequential import TimedFrame
 from opabinia.data.loader import DataError
 from opabinia.inference.predictor import ImageInput, Predictor, image_from
-from opabinia.models.trackers.camera import camera_shift
+from opabinia.inference.tracking.arrays import MAX_CROPS, crop_corners, tracked_rows
+from opabinia.models.trackers.camera import Camera
 from opabinia.models.trackers.sequences import Frame, update
 from opabinia.training.tracking import Tracking
 
@@ -32,11 +33,7 @@ Ints = NDArray[np.int64]
 LOWEST_SCORE = 0.1
 """Lowest score of the detections that are tracked: trackers also use detections of low score."""
 
-_MAX_CROPS = 64
-"""Crops in a forward pass."""
 _PROBE_SIDE = 64
-_CAMERA_SIDE = 512
-"""Side in pixels of the frames that the motion of the camera is measured in, at most."""
 
 
 class Latency(defaultdict[str, float]):
@@ -113,7 +110,7 @@ class Pipeline:
         detections = FrameDetections(boxes, scores, embeddings, time)
         if camera is not None:
             with self.latency.measure("camera"):
-                detections = detections._replace(camera_shift=camera.shift(pixels))
+                detections = detections._replace(camera_shift=camera.shift(gray_image(pixels)))
         return Frame(number, detections, labels)
 
     def _boxes(self, image: Tensor, number: int) -> tuple[Floats, Floats, Ints]:
@@ -123,9 +120,7 @@ class Pipeline:
         boxes, scores = (prediction[name][found].double().numpy() for name in ("boxes", "scores"))
         if not (np.isfinite(boxes).all() and np.isfinite(scores).all()):
             raise DataError(f"the detector predicts numbers that are not finite for frame {number}")
-        height, width = image.shape[-2:]
-        corners = boxes.reshape(-1, 2, 2).clip(0, (width, height))
-        rows = (scores >= self.min_score) & (corners[:, 0] < corners[:, 1]).all(1)
+        rows = tracked_rows(boxes, scores, image.shape[-2:], self.min_score)
         return boxes[rows], scores[rows], prediction["labels"][found].numpy()[rows].astype(np.int64)
 
     def embed(self, image: ImageInput, boxes: Floats) -> Floats:
@@ -141,14 +136,11 @@ class Pipeline:
             return np.zeros((len(boxes), 0))
         with self.latency.measure("re-ID"):
             pixels = image_from(image, self.channels)
-            height, width = pixels.shape[-2:]
-            starts = np.floor(boxes[:, :2]).clip(0, (width - 1, height - 1)).astype(int)
-            ends = np.maximum(np.ceil(boxes[:, 2:]).clip(0, (width, height)).astype(int), starts + 1)
             samples = [
                 self.embedder.sample(pixels[:, top:bottom, left:right])
-                for (left, top), (right, bottom) in zip(starts.tolist(), ends.tolist(), strict=True)
+                for left, top, right, bottom in crop_corners(boxes, pixels.shape[-2:]).tolist()
             ]
-            parts = [samples[first : first + _MAX_CROPS] for first in range(0, len(samples), _MAX_CROPS)]
+            parts = [samples[first : first + MAX_CROPS] for first in range(0, len(samples), MAX_CROPS)]
             rows = [self.embedder.embeddings(part).double().numpy() for part in parts]
             return np.concatenate([np.zeros((0, self._width)), *rows])
 
@@ -194,29 +186,10 @@ class StreamTracker:
             return frame, update(tracking.tracker, self.state, frame.detections, frame.labels, tracking.per_class)
 
 
-class Camera:
-    """Measure the motion of the camera from frame to frame.
-
-    Attributes:
-        before: the frame before, gray and perhaps reduced (uint8, H x W); None before the first one.
-    """
-
-    def __init__(self) -> None:
-        self.before: NDArray[np.uint8] | None = None
-
-    def shift(self, image: ImageInput) -> tuple[float, float]:
-        """Return by how many pixels the background has moved to the right and down since the frame before; 0 for the
-        first frame, and where the size changes."""
-        gray = image_from(image, 1)[0].numpy()
-        factor = -(-max(gray.shape) // _CAMERA_SIDE)
-        rows, columns = (side // factor for side in gray.shape)
-        blocks = gray[: rows * factor, : columns * factor].reshape(rows, factor, columns, factor)
-        reduced = blocks.mean((1, 3)).round().astype(np.uint8)
-        before, self.before = self.before, reduced
-        if before is None or before.shape != reduced.shape:
-            return 0.0, 0.0
-        right, down = camera_shift(before, reduced)
-        return right * factor, down * factor
+def gray_image(image: ImageInput) -> NDArray[np.uint8]:
+    """Return an image in gray (H x W), for :class:`Camera`."""
+    gray: NDArray[np.uint8] = image_from(image, 1)[0].numpy()
+    return gray
 
 
 def _tensors(predictor: Predictor, image: Tensor) -> dict[str, Tensor]:

@@ -15,11 +15,9 @@ from opabinia.data.sources.folder import is_image_file
 from opabinia.data.sources.mot_files import read_frame_list
 from opabinia.data.sources.videos import natural_key
 from opabinia.inference.frames import file_stem
+from opabinia.inference.tracking.arrays import DEFAULT_RATE
 from opabinia.runtime.addresses import is_live, public_name
 from opabinia.runtime.storage import shown_path
-
-DEFAULT_RATE = 30.0
-"""Frames per second of folders of frames that do not say it."""
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,8 @@ from opabinia.config import ConfigError, Problem
 from opabinia.data.decoding.sequential import TimedFrame
 from opabinia.inference.frames import write_frames
 from opabinia.inference.input_files import raise_skipped
+from opabinia.inference.tracking.arrays import STEP, Record, mot_rows, readable_tracks
 from opabinia.inference.tracking.pipeline import Pipeline, StreamTracker
-from opabinia.inference.tracking.rows import Record, mot_rows, readable_tracks
 from opabinia.inference.tracking.state import load_state, save_state
 from opabinia.inference.tracking.streams import Stream
 from opabinia.runtime.files import disk_errors, exclusive_lock, remove_leftovers
@@ -42,9 +42,6 @@ LINES, STATE = "tracks.jsonl", "state.safetensors"
 
 SAVE_SECONDS = 10.0
 """Seconds between two times that the state is written."""
-
-_STEP = 0.001
-"""Seconds from a frame to the next one at least: containers and cameras may repeat times."""
 
 
 @dataclass
@@ -67,7 +64,7 @@ class Position:
     stream: str = ""
     frames: int = 0
     number: int = -1
-    seconds: float = -_STEP
+    seconds: float = -STEP
     clock: float = 0.0
     lines_start: int = 0
     lines: int = 0
@@ -80,7 +77,7 @@ class Position:
         """Go on to the next stream, after one with some tracks."""
         self.finished += [self.stream] * bool(self.stream)
         self.all_tracks += tracks
-        self.stream, self.frames, self.number, self.seconds, self.rows = stream, 0, -1, -_STEP, 0
+        self.stream, self.frames, self.number, self.seconds, self.rows = stream, 0, -1, -STEP, 0
         self.lines_start = self.lines
 
 
@@ -278,7 +275,7 @@ class _Call:
         else:
             yield from self._replayed(stream, frames)
         for image in islice(frames, None if self.max_frames is None else max(0, self.max_frames - position.frames)):
-            image = image._replace(seconds=max(image.seconds, position.seconds + _STEP))
+            image = image._replace(seconds=max(image.seconds, position.seconds + STEP))
             frame, ids = self.tracker.track(image)
             tracks = readable_tracks(frame, ids.tolist(), self.pipeline.detector.classes)
             record = {"path": stream.path, "frame": image.number, "time": round(image.seconds, 3), "tracks": tracks}
@@ -363,7 +360,7 @@ def _appended(path: Path, size: int) -> Iterator[BinaryIO]:
 
 def _continued(frames: Iterator[TimedFrame], position: Position) -> Iterator[TimedFrame]:
     """Yield the frames of a live stream with numbers and times after those of the call before."""
-    number, seconds = position.number + 1, position.seconds + max(_STEP, time.time() - position.clock)
+    number, seconds = position.number + 1, position.seconds + max(STEP, time.time() - position.clock)
     for frame in frames:
         yield frame._replace(number=number + frame.number, seconds=seconds + frame.seconds)
 

@@ -8,6 +8,36 @@ from numpy.typing import NDArray
 from opabinia.models.trackers.kalman import Floats
 
 _EPS = 1e-12
+_MAX_SIDE = 512
+"""Side in pixels of the frames that :class:`Camera` measures in, at most."""
+
+
+class Camera:
+    """Measure the motion of the camera from frame to frame.
+
+    Attributes:
+        before: the frame before, gray and perhaps reduced (uint8, H x W); None before the first one.
+    """
+
+    def __init__(self) -> None:
+        self.before: NDArray[np.uint8] | None = None
+
+    def shift(self, gray: NDArray[np.uint8]) -> tuple[float, float]:
+        """Return by how many pixels the background has moved to the right and down since the frame before; 0 for the
+        first frame, and where the size changes.
+
+        Args:
+            gray: the frame (H x W).
+        """
+        factor = -(-max(gray.shape) // _MAX_SIDE)
+        rows, columns = (side // factor for side in gray.shape)
+        blocks = gray[: rows * factor, : columns * factor].reshape(rows, factor, columns, factor)
+        reduced = blocks.mean((1, 3)).round().astype(np.uint8)
+        before, self.before = self.before, reduced
+        if before is None or before.shape != reduced.shape:
+            return 0.0, 0.0
+        right, down = camera_shift(before, reduced)
+        return right * factor, down * factor
 
 
 def camera_shift(before: NDArray[np.generic], frame: NDArray[np.generic]) -> tuple[float, float]:
