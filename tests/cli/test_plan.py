@@ -166,6 +166,23 @@ def test_train_on_a_folder(opabinia: Command, data: Path, tmp_path: Path, monkey
     assert recipe.read_bytes() == before
 
 
+def test_folds_of_a_folder_have_one_plan(
+    opabinia: Command, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("opabinia.training.autoconfig.probe.MOST_STEPS", 3)
+    words = ["train", data, "--budget", "30s", "--folds", "2", "--out", tmp_path, *QUICK]
+    result = opabinia(*words, "--json")
+    assert result.status == 0, result.err
+    (recipe,) = tmp_path.rglob("*.plan/*.yaml")
+    written = recipe.stat().st_mtime_ns
+    held_out = [set(json.loads((recipe.parents[1] / f"default-folds/fold{n}.json").read_text())["val"]) for n in (1, 2)]
+    own = set(json.loads(recipe.with_suffix(".split.json").read_text())["val"])
+    assert all(held_out) and not held_out[0] & held_out[1], "each sample is held out once"
+    assert not own & set.union(*held_out), "the validation data of the plan is not trained on"
+    assert opabinia(*words).status == 0
+    assert recipe.stat().st_mtime_ns == written
+
+
 def test_fit(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import opabinia
 

@@ -55,6 +55,8 @@ NOT_RUN = {
     r"python tracker/track.py|opabinia export runs/detection/mot": "an export; tests/inference/tracking has one",
     r"opabinia serve .*(model.onnx|imagenet|token)": "files; tests/inference/test_serve.py has them",
     r"opabinia serve .*--tracker": "streams; tests/inference/tracking/test_serve_streams.py has some",
+    r"opabinia ensemble|opabinia .*(-folds|-fold1|runs/seeds)\b": "tests/inference/test_ensembles.py has several runs",
+    r"opabinia train (scans.yaml|clothes) .*--folds": "data; tests/cli/test_plan.py has some",
     r"opabinia data labels \S+-folds|opabinia train .*labels\.csv": "results; tests/cli/test_label_errors.py has some",
     r"opabinia .*--nnodes": "several machines; tests/faults/test_hosts.py simulates them on one",
 }
@@ -62,7 +64,7 @@ NOT_RUN = {
 
 SLOW = (
     r"opabinia (plan|train (?!classification/digits)|train .*plugins|sweep|bench|export|eval .*--(evaluator|data)|"
-    r".*--(nproc|seeds|explain|grad-cam))|python"
+    r".*--(nproc|seeds|folds|explain|grad-cam))|python"
 )
 """Commands that take longer than some seconds."""
 
