@@ -18,7 +18,7 @@ from opabinia.evaluation.label_errors.classification import ClassificationCheck
 from opabinia.evaluation.label_errors.multilabel import MultiLabelCheck
 from opabinia.evaluation.label_errors.suspects import LabelCheck, Suspect
 from opabinia.inference.label_errors.collect import CollectedRun, check_for
-from opabinia.inference.label_errors.find import check_same_kind, default_folder, list_text
+from opabinia.inference.label_errors.find import check_no_corrections, check_same_kind, default_folder, list_text
 from tests.cli.conftest import SIX_STEPS, CommandResult
 
 Command = Callable[..., CommandResult]
@@ -55,7 +55,7 @@ def test_corrections_are_read_back_and_kept(opabinia: Command, six_steps: Path, 
         re.sub(r",\n", f",{first['predicted']}\n", text.replace("corrected\n", "corrected\n", 1), count=1)
     )
     again = opabinia("data", "labels", six_steps, "--out", out)
-    assert again.status == 2 and "labels.csv has corrections, which would be lost" in again.err
+    assert again.status == 2 and "labels.csv has corrections, or is another file, which would be lost" in again.err
     source = f"data.val.source={{name: corrected, source: {{name: digits, split: val}}, file: {out / 'labels.csv'}}}"
     result = opabinia("data", "labels", six_steps, "--out", tmp_path / "after", "--set", source)
     assert result.status == 0, result.err
@@ -73,6 +73,15 @@ def test_several_runs_are_one_list(opabinia: Command, six_steps: Path, tmp_path:
     """Of the training data of one run and the validation data of the same: their samples differ."""
     same = opabinia("data", "labels", six_steps, six_steps, "--out", tmp_path)
     assert same.status == 2 and re.search(r"both have digits/\d+: their samples must differ", same.err)
+
+
+@pytest.mark.parametrize("text", ["id;corrected\na;cat\n", "id,corrected\na,\nb,-\n", "notes of mine\n", "\xff"])
+def test_lists_that_are_not_overwritten(tmp_path: Path, text: str) -> None:
+    (tmp_path / "labels.csv").write_text(text, encoding="latin-1")
+    with pytest.raises(ConfigError, match="would be lost: move it, or choose another folder"):
+        check_no_corrections(tmp_path)
+    (tmp_path / "labels.csv").write_text("id;corrected\na;\n")
+    check_no_corrections(tmp_path)
 
 
 def test_default_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,7 +57,7 @@ NOT_RUN = {
     r"opabinia serve .*--tracker": "streams; tests/inference/tracking/test_serve_streams.py has some",
     r"opabinia ensemble|opabinia .*(-folds|-fold1|runs/seeds)\b": "tests/inference/test_ensembles.py has several runs",
     r"opabinia train (scans.yaml|clothes) .*--folds": "data; tests/cli/test_plan.py has some",
-    r"opabinia data labels \S+-folds|opabinia train .*labels\.csv": "results; tests/cli/test_label_errors.py has some",
+    r"cp runs/\S+-folds|opabinia (data labels \S+-folds|train .*labels\.csv)": "folds; tests/cli/test_label_errors.py",
     r"opabinia .*--nnodes": "several machines; tests/faults/test_hosts.py simulates them on one",
 }
 """Commands that no test runs as written; their arguments are parsed all the same."""

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from opabinia.config import ConfigError, Problem
 from opabinia.config.errors import listing
 from opabinia.contracts import DataMismatch
+from opabinia.data.sources.list_files import read_rows
 from opabinia.evaluation.label_errors.suspects import Suspect
 from opabinia.inference.label_errors.collect import CollectedRun, collect
 from opabinia.inference.label_errors.page import Located, render_page
@@ -103,18 +104,17 @@ def check_no_corrections(out: Path) -> None:
     """Check that the list in a folder, if there is one, has no corrections.
 
     Raises:
-        ConfigError: it has some.
+        ConfigError: it has some, or is no such list.
     """
     path = out / LIST
     if not path.is_file():
         return
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as lines:
-            count = sum(bool((row.get("corrected") or "").strip()) for row in csv.DictReader(lines))
-    except (UnicodeDecodeError, csv.Error):
+    try:  # as the source reads it: a spreadsheet may have written semicolons
+        count = sum(bool(str(row["corrected"] or "").strip()) for _, row in read_rows(path, ("id", "corrected")))
+    except ValueError:
         count = 1
     if count:
-        message = f"{path} has corrections, which would be lost: move it, or choose another folder"
+        message = f"{path} has corrections, or is another file, which would be lost: move it, or choose another folder"
         raise ConfigError(Problem("command line", "--out", message))
 
 
