@@ -74,7 +74,7 @@ def test_folds_are_made_once(tmp_path: Path) -> None:
     folder = tmp_path / "a-folds"
     assert make_folds(folder, FOLDS, resolved) == FOLDS
     files = {path.name: path.read_bytes() for path in folder.iterdir()}
-    assert sorted(files) == ["fold1.json", "fold2.json", "folds.json"]
+    assert sorted(files) == ["config.yaml", "fold1.json", "fold2.json", "folds.json"]
     first, second = (set(json.loads(files[f"fold{number}.json"])["val"]) for number in (1, 2))
     assert not first & second and (len(first), len(second)) == (719, 718)
     (folder / "fold1.json").write_text("kept")
