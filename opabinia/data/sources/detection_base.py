@@ -285,7 +285,7 @@ class AnnotatedImages(NamedFiles):
             self.names.tobytes(),
             "\0".join([*self.classes, *self.info.keypoints]).encode() + self._sizes.tobytes(),
             *(array.tobytes() for array in arrays if array is not None),
-            repr([frame[:3] for frame in self.tracks or ()]).encode(),
+            *(repr(frame[:3]).encode() for frame in self.tracks or ()),
             *(column.tobytes() for frame in self.tracks or () for column in frame.truth),
         )
         objects = f"{len(self.annotations.ids)} objects of {len(self.classes)} classes"

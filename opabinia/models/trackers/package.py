@@ -13,7 +13,7 @@ from opabinia.contracts.tracking import FrameDetections, TrackerState
 from opabinia.models.trackers.association import Ints
 from opabinia.models.trackers.table import elapsed
 
-INSTALL = "pip install 'trackers>=2.6'"
+INSTALL = "pip install 'trackers>=2.6' supervision"
 
 Option = bool | int | float | str
 
