@@ -10,8 +10,8 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
-from configparser import ConfigParser
-from functools import partial
+from configparser import ConfigParser, Error
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -144,7 +144,7 @@ class Model:
         self.channels, self.size = int(self.about["channels"]), tuple(json.loads(self.about["size"]))
         self._transforms = json.loads(self.about["transforms"])
 
-    @property
+    @cached_property
     def width(self) -> int:
         """Number of values of an embedding."""
         image = np.zeros((1, self.channels, *self.size), self.about["dtype"])
@@ -212,19 +212,19 @@ def read_frames(path: Path, channels: int, rate: float | None = None) -> Iterato
         yield from read_video(path, channels)
         return
     root = path.parent if (path.parent / "seqinfo.ini").is_file() else path
-    parser = ConfigParser(interpolation=None)
-    parser.read(root / "seqinfo.ini", encoding="utf-8")
-    info = parser["Sequence"] if parser.has_section("Sequence") else {}
+    info = read_info(root / "seqinfo.ini")
     is_sequence = bool(info) or (root / "img1").is_dir()
-    folder = root / info.get("imDir", "img1") if is_sequence else path
+    folder = root / info.get("imdir", "img1") if is_sequence else path
     files = [name for name in os.listdir(folder) if name.lower().endswith(SUFFIXES) and name[0] != "."]
     if not files:
         raise ValueError(f"{folder} has no images")
     if is_sequence:
+        if unnumbered := [name for name in files if not re.search(r"\d", name)]:
+            raise ValueError(f"{folder / unnumbered[0]}: its name has no number, which is that of the frame")
         by_number = {int(re.findall(r"\d+", name)[-1]): name for name in files}
     else:
         by_number = dict(enumerate(sorted(files, key=natural_key), 1))
-    rate = rate or float(info.get("frameRate", DEFAULT_RATE))
+    rate = rate or frame_rate(root / "seqinfo.ini", info)
     first = min(by_number)
     for number in sorted(by_number):
         file = folder / by_number[number]
@@ -234,6 +234,36 @@ def read_frames(path: Path, channels: int, rate: float | None = None) -> Iterato
             raise ValueError(f"{file} cannot be decoded: {error}") from error
         pixels = image.reshape(*image.shape[:2], channels).transpose(2, 0, 1)
         yield TimedFrame(number, (number - first) / rate, pixels)
+
+
+def read_info(file: Path) -> dict[str, str]:
+    """Return the section ``Sequence`` of ``seqinfo.ini``; empty without the file.
+
+    Raises:
+        ValueError: it is no INI file.
+    """
+    parser = ConfigParser(interpolation=None)
+    try:
+        parser.read(file, encoding="utf-8")
+    except Error as error:
+        raise ValueError(f"{file} is not an INI file: {str(error).splitlines()[0]}") from error
+    return dict(parser["Sequence"]) if parser.has_section("Sequence") else {}
+
+
+def frame_rate(file: Path, info: dict[str, str]) -> float:
+    """Return the frames per second that ``seqinfo.ini`` has, or :data:`DEFAULT_RATE`.
+
+    Raises:
+        ValueError: they are not a number above 0.
+    """
+    text = info.get("framerate", str(DEFAULT_RATE))  # ConfigParser's keys are in lower case
+    try:
+        rate = float(text)
+    except ValueError:
+        rate = 0.0
+    if not 0 < rate < float("inf"):
+        raise ValueError(f"{file}: frameRate: {text} is not a number above 0")
+    return rate
 
 
 def natural_key(name: str) -> list[tuple[int, str]]:

@@ -316,3 +316,26 @@ def test_color_and_gray() -> None:
     image = np.random.default_rng(0).integers(0, 256, (3, 20, 30), np.uint8)
     assert (track_script.with_channels(image, 1) == image_from(torch.from_numpy(image), 1).numpy()).all()
     assert track_script.with_channels(image[:1], 3).shape == (3, 20, 30)
+
+
+@pytest.mark.parametrize(
+    ("info", "name", "message"),
+    [
+        ("[Sequence]\nframeRate=0\n", "1.png", r"seqinfo.ini: frameRate: 0 is not a number above 0"),
+        ("[Sequence]\nframeRate=fast\n", "1.png", r"seqinfo.ini: frameRate: fast is not a number above 0"),
+        ("frameRate=30\n", "1.png", r"seqinfo.ini is not an INI file: File contains no section headers"),
+        ("[Sequence]\nframeRate=29.97\n", "first.png", r"first.png: its name has no number"),
+    ],
+)
+def test_damaged_sequences(info: str, name: str, message: str, tmp_path: Path) -> None:
+    write_images(tmp_path / "img1", [TimedFrame(0, 0, torch.zeros(1, 8, 8, dtype=torch.uint8))], name)
+    (tmp_path / "seqinfo.ini").write_text(info)
+    with pytest.raises(ValueError, match=message):
+        list(script_frames(tmp_path, 1))
+
+
+def test_a_sequence_with_a_fractional_frame_rate(tmp_path: Path) -> None:
+    frames = [TimedFrame(number, 0, torch.zeros(1, 8, 8, dtype=torch.uint8)) for number in (0, 1)]
+    write_images(tmp_path / "frames", frames, "{}.png")
+    (tmp_path / "seqinfo.ini").write_text("[Sequence]\nimDir=frames\nframeRate=29.97\n")
+    assert [(frame.number, frame.seconds) for frame in script_frames(tmp_path, 1)] == [(8, 0), (9, 1 / 29.97)]
