@@ -1,5 +1,5 @@
 """Claim: where 5 % of the labels are flipped, at least 85 % of the first 5 % of `opabinia data labels` are such labels,
-not fewer than cleanlab's on the same predictions; damaged boxes are ranked beside cleanlab's ObjectLab.
+not fewer than cleanlab's on the same predictions; damaged boxes are ranked as well by cleanlab's ObjectLab.
 
 Labels of digits are flipped, three folds are trained on them, and each sample is scored by the model that was not
 trained on it. Boxes of the validation scenes of digits are damaged in five ways, and compared with the predictions of a

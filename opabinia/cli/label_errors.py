@@ -21,7 +21,7 @@ def labels(
     count: Annotated[int, typer.Option(min=0, metavar="N", help="Rows to print; the files have all.")] = 20,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="Default: RUN/labels, or labels beside several runs.", show_default=False),
+        typer.Option(metavar="FOLDER", help="Default: RUN/labels, or labels next to several runs.", show_default=False),
     ] = None,
     checkpoint: Checkpoint = "best",
     weights: Weights = None,

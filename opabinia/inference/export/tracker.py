@@ -132,7 +132,7 @@ def _check_transforms(option: str, model: PreparedModel, sizes: list[tuple[int, 
 def code_files() -> dict[str, str]:
     """Return ``track.py`` and the modules that it imports, by their paths in the folder.
 
-    They are the sources of this library. Its registry is left out, with the types that only annotations name, and
+    They are the sources of this library. Its registry is omitted, with the types that only annotations name, and
     imports name the copies.
     """
     files = {

@@ -1,7 +1,7 @@
 """Cross-validation: the folds of a recipe's training data, and the changes to its config that train each.
 
-The *folder of the folds*, ``NAME-folds`` beside the runs ``NAME-fold1`` ..., has their split files, the record, and the
-config of the recipe. For commands that use a trained model it is a run folder, of the ensemble of these runs.
+The *folder of the folds*, ``NAME-folds`` next to the runs ``NAME-fold1`` ..., has their split files, the record, and
+the config of the recipe. For commands that use a trained model it is a run folder, of the ensemble of these runs.
 """
 
 from __future__ import annotations

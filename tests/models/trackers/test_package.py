@@ -86,7 +86,7 @@ def detections(*lefts: float, scores: tuple[float, ...] = (), **fields: Any) -> 
 
 
 def test_ids_of_a_sequence(stand_in: None) -> None:
-    """They belong to the detections in their order, whatever order the class returns, and begin anew in each state."""
+    """They belong to the detections in their order, whatever order the class returns, and start again in each state."""
     tracker = nearest()
     for _ in range(2):
         state: TrackerState = {}
