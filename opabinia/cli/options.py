@@ -72,6 +72,11 @@ Rerank = Annotated[
 ]
 Nearest = Annotated[int, typer.Option(min=1, help="Number of gallery images to report.")]
 
+AnnotationTool = Annotated[
+    Literal["cvat", "label_studio", "labelme"] | None,
+    typer.Option("--export", help="Also write the images and draft annotations for this annotation tool."),
+]
+
 Tracker = Annotated[
     str | None,
     typer.Option(

@@ -13,6 +13,7 @@ from opabinia.data.sources.coco_panoptic import coco_panoptic as coco_panoptic
 from opabinia.data.sources.concat import Concat as Concat
 from opabinia.data.sources.concat import ConcatIdentities as ConcatIdentities
 from opabinia.data.sources.corrected import corrected as corrected
+from opabinia.data.sources.corrected import replaced as replaced
 from opabinia.data.sources.cuhk03_archive import Cuhk03Archive as Cuhk03Archive
 from opabinia.data.sources.digit_scenes import DigitScenes as DigitScenes
 from opabinia.data.sources.digit_tracks import DigitTracks as DigitTracks
@@ -35,6 +36,7 @@ from opabinia.data.sources.identity_datasets import vehicleid as vehicleid
 from opabinia.data.sources.identity_datasets import veri as veri
 from opabinia.data.sources.identity_datasets import veri_wild as veri_wild
 from opabinia.data.sources.idx import Idx as Idx
+from opabinia.data.sources.label_studio import label_studio as label_studio
 from opabinia.data.sources.mot import mot as mot
 from opabinia.data.sources.moving_digits import MovingDigits as MovingDigits
 from opabinia.data.sources.object_maps import ObjectMaps as ObjectMaps

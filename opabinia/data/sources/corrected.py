@@ -1,8 +1,9 @@
-"""Labeled images with corrections from a list, such as the reviewed ``labels.csv`` of ``opabinia data labels``."""
+"""Samples with corrections: labels from a list, such as the reviewed ``labels.csv`` of ``opabinia data labels``, or
+whole samples from another source, such as boxes corrected in an annotation tool."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,23 @@ import torch
 from numpy.typing import NDArray
 
 from opabinia.config import register
-from opabinia.contracts import CLASS_SEPARATOR, NO_CLASS, Batch, Indices, InputPath, Sample, Source, SourcePart
+from opabinia.contracts import (
+    CLASS_SEPARATOR,
+    NO_CLASS,
+    Batch,
+    GroundTruth,
+    Indices,
+    InputPath,
+    Sample,
+    Source,
+    SourceInfo,
+    SourcePart,
+)
 from opabinia.data.sources.file_names import short_digest
 from opabinia.data.sources.labels import check_class, multi_hot
 from opabinia.data.sources.list_files import read_rows
-from opabinia.data.sources.wrapper import Wrapper, select_samples
+from opabinia.data.sources.tool_classes import read_image_classes
+from opabinia.data.sources.wrapper import Wrapper, relabel, select_samples
 from opabinia.runtime.text import plural
 
 REMOVED = "-"
@@ -31,12 +44,14 @@ def corrected(*, source: SourcePart, file: InputPath) -> Source:
 
     ``opabinia data labels`` writes such a list of suspicious labels, with the column empty. Rows that are left so keep
     their label, and so do samples that are not listed; ``-`` removes the sample. In multi-label data the column has all
-    classes of the sample with ``;`` between them, or ``no class``.
+    classes of the sample with ``;`` between them, or ``no class``. The file may also be that of an annotation tool with
+    classes of images, in which a sample that is no image file is called ``ID.png``.
 
     Args:
         source: images or videos with labels, one for each or several.
         file: .csv, .tsv, .jsonl or .parquet with the columns ``id``, as in the source, and ``corrected``, a class of
-            the source.
+            the source. Or the file of a tool: CVAT's .xml with tags, Label Studio's .json with choices, or the folder
+            of LabelMe's .json files with flags.
 
     Example::
 
@@ -60,14 +75,24 @@ def corrected(*, source: SourcePart, file: InputPath) -> Source:
 def _read_corrections(file: Path, source: Source) -> dict[int, Any]:
     """Return the new label of each corrected sample by its index; None: it is removed."""
     texts: dict[str, tuple[str, str]] = {}
-    for location, row in read_rows(file, ("id", "corrected")):
-        text, name = str(row["corrected"] or "").strip(), str(row["id"])
+    for location, name, text in _rows(file, source):
         if text and texts.setdefault(name, (text, location))[0] != text:
             first, where = texts[name]
             raise ValueError(f"{file}: {name} is corrected to {first!r} in {where} and to {text!r} in {location}")
     labels = {name: _label(f"{file}, {location}: the source", text, source) for name, (text, location) in texts.items()}
     indices = _find(file, list(labels), source)
     return {index: labels[name] for name, index in indices.items()}
+
+
+def _rows(file: Path, source: Source) -> Iterator[tuple[str, str, str]]:
+    """Yield location, id and correction of each row of a list, or of each image of a tool."""
+    if (images := read_image_classes(file)) is None:
+        for location, row in read_rows(file, ("id", "corrected")):
+            yield location, str(row["id"]), str(row["corrected"] or "").strip()
+        return
+    nothing = "" if source.info.single_labels is not None else NO_CLASS
+    for name, classes in images:
+        yield name, name, f"{CLASS_SEPARATOR} ".join(classes) or nothing
 
 
 def _label(where: str, text: str, source: Source) -> NDArray[np.float32] | int | None:
@@ -82,21 +107,26 @@ def _label(where: str, text: str, source: Source) -> NDArray[np.float32] | int |
     return labels[0] if source.info.single_labels is not None else multi_hot([labels], len(source.classes))[0]
 
 
-def _find(file: Path, names: Iterable[str], source: Source) -> dict[str, int]:
-    """Return the index of each of these samples."""
+def _find(where: object, names: Iterable[str], source: Source) -> dict[str, int]:
+    """Return the index of each of these samples; the name of one may have ``.png`` behind its id.
+
+    Raises:
+        ValueError: some are not in the source.
+    """
     missing, indices = dict.fromkeys(names), dict[str, int]()
     for index in range(len(source)):
         if not missing:
             break
-        name = source.id(index)
-        if name in missing:
+        sample_id = source.id(index)
+        name = next((name for name in (sample_id, f"{sample_id}.png") if name in missing), None)
+        if name is not None:
             del missing[name]
             indices[name] = index
     if missing:
         more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
         count = plural(len(missing) + len(indices), "corrected sample")
         raise ValueError(
-            f"{file}: {len(missing)} of {count} {'is' if len(missing) == 1 else 'are'} not in the source: "
+            f"{where}: {len(missing)} of {count} {'is' if len(missing) == 1 else 'are'} not in the source: "
             f"{', '.join(list(missing)[:_SHOWN])}{more}"
         )
     return indices
@@ -119,3 +149,77 @@ class _Corrected(Wrapper):
     def fingerprint(self) -> str:
         """Return the source's, with the labels."""
         return f"{self.source.fingerprint()}, {short_digest(self._labels.tobytes())}"
+
+
+@register.source
+def replaced(*, source: SourcePart, by: SourcePart) -> Source:
+    """The samples of a source; those that another source has, too, are read from it.
+
+    So corrected annotations of some images take the place of the old ones: the folder ``images`` that ``opabinia data
+    labels --export`` writes has the ids of the source as file names, or ``ID.png`` of samples that are no image files.
+
+    Args:
+        source: any samples.
+        by: samples of the same kind, with ids and classes of the source.
+
+    Example::
+
+        source: {name: replaced, source: {name: coco, root: photos, file: train.json},
+                 by: {name: cvat, root: labels/cvat/images, file: corrected.xml}}
+
+    Raises:
+        ValueError: a class or a sample of ``by`` is not in the source, or its samples are of another kind.
+    """
+    for name in by.classes:
+        check_class("by: the source", name, source.classes)
+    for kind in ("boxes", "masks", "oriented", "maps"):
+        if getattr(source.info, kind) and not getattr(by.info, kind):
+            raise ValueError(f"by: {type(by).__name__} has no {kind}, which the samples of the source have")
+    corrections = relabel(by, source.classes, {})
+    numbers = {corrections.id(number): number for number in range(len(corrections))}
+    rows = np.arange(len(source))
+    for name, index in _find("by", numbers, source).items():
+        rows[index] = len(source) + numbers[name]
+    return _Replaced(source, corrections, rows)
+
+
+class _Replaced(Source):
+    """Samples of two sources, one after the other, by the rows of both (int64, N); ids are those of the first."""
+
+    def __init__(self, source: Source, by: Source, rows: Indices) -> None:
+        self._source, self._by, self._rows = source, by, rows
+        self.info = SourceInfo.concat([source.info, by.info]).select(rows)
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def __getitem__(self, index: int) -> Sample:
+        source, row = self._locate(index)
+        return {**source[row], "id": self.id(index)}
+
+    def encoded(self, index: int) -> Sample:
+        source, row = self._locate(index)
+        return {**source.encoded(row), "id": self.id(index)}
+
+    def id(self, index: int) -> str:
+        return self._source.id(index)
+
+    def split_keys(self) -> Iterable[str]:
+        return self._source.split_keys()
+
+    def ground_truth(self, index: int) -> GroundTruth | None:
+        source, row = self._locate(index)
+        return source.ground_truth(row)
+
+    def paths(self, index: int) -> Sequence[bytes]:
+        source, row = self._locate(index)
+        return source.paths(row)
+
+    def fingerprint(self) -> str:
+        """Return a text that changes with both sources, and with the samples that are replaced."""
+        texts = f"{self._source.fingerprint()}; {self._by.fingerprint()}"
+        return f"{len(self)} samples, {short_digest(texts.encode(), self._rows.tobytes())}"
+
+    def _locate(self, index: int) -> tuple[Source, int]:
+        row = int(self._rows[index])
+        return (self._source, row) if row < len(self._source) else (self._by, row - len(self._source))

@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from opabinia.contracts import IGNORE_LABEL, Batch, DataMismatch, Predictions
 from opabinia.evaluation.label_errors.suspects import Box, Floats, LabelCheck, LabelErrors, Suspect, ranked
 
+REGION = "region"
+
 MIN_SUSPICION = 0.5
 """Regions with a lower score are not listed."""
 
@@ -113,5 +115,5 @@ class SegmentationCheck(LabelCheck):
                 f"in {region.pixels:,} connected pixels {predicted} is predicted; the mean probability of {label} is "
             )
             reason += f"{1 - region.score:.2f}"
-            suspects.append(Suspect(name, "region", label, predicted, region.score, reason, region.box))
+            suspects.append(Suspect(name, REGION, label, predicted, region.score, reason, region.box))
         return LabelErrors(ranked(suspects), {})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,6 +52,17 @@ class CollectedRun:
     check: LabelCheck
     trained_on: bool
     skipped: int
+
+    def indices(self, names: Iterable[str]) -> dict[str, int]:
+        """Return the index in the source of each of these samples that it has, by their ids."""
+        missing, indices = set(names), dict[str, int]()
+        for index in range(len(self.source)):
+            if not missing:
+                break
+            if (name := self.source.id(index)) in missing:
+                missing.remove(name)
+                indices[name] = index
+        return indices
 
 
 def collect(model: RunModel, split: str | None) -> CollectedRun:

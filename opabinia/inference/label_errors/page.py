@@ -12,14 +12,11 @@ from torchvision.transforms.v2.functional import resize
 from opabinia.contracts import Sample
 from opabinia.evaluation.label_errors.suspects import Suspect
 from opabinia.inference.label_errors.collect import CollectedRun
+from opabinia.inference.sample_page import MAX_IMAGES, MAX_ROWS, render_sample_page
 from opabinia.visualization.drawing import DrawnObject, draw_objects, to_pil
 from opabinia.visualization.report.blocks import Gallery, ImageRow, ReportImage, Section, Table
 from opabinia.visualization.report.images import ByteBudget, clean, encode_image
-from opabinia.visualization.report.templating import template
 from opabinia.visualization.video_strips import representative_image
-
-MAX_IMAGES, MAX_ROWS = 120, 2000
-"""Suspects with an image, and in the table; the CSV has all."""
 
 SMALL, CROP = 160, 260
 """Longer side in pixels of the image of a sample, and of the surroundings of a box."""
@@ -58,15 +55,8 @@ def render_page(suspects: Sequence[Located], summary: Mapping[str, str], notes: 
     for number, (suspect, _) in enumerate(suspects[:MAX_ROWS], 1):
         names = map(clean, (suspect.id, suspect.issue, suspect.label, suspect.predicted))
         rows.append((number, *names, suspect.score, clean(suspect.reason)))
-    return template("page.html", "opabinia.inference.label_errors").render(
-        title=clean(title),
-        heading=clean(title),
-        notes=[clean(note) for note in notes],
-        summary=Table("", ("", ""), [(name, clean(value)) for name, value in summary.items()]),
-        sections=sections,
-        rows=Table("", columns, rows, frozenset({5}), _first_of(len(rows), len(suspects)), max_rows=25),
-        number_of_chart=None,
-    )
+    table = Table("", columns, rows, frozenset({5}), _first_of(len(rows), len(suspects)), max_rows=25)
+    return render_sample_page(title, summary, notes, sections, table)
 
 
 def describe(suspect: Suspect) -> str:
@@ -86,7 +76,7 @@ def _images(suspects: Sequence[Located]) -> list[Image.Image | None]:
     runs = {id(run): run for _, run in suspects}
     for suspect, run in suspects:
         wanted.setdefault(id(run), set()).add(suspect.id)
-    indices = {key: _indices(run, wanted[key]) for key, run in runs.items()}
+    indices = {key: run.indices(wanted[key]) for key, run in runs.items()}
     images: list[Image.Image | None] = []
     for suspect, run in suspects:
         try:
@@ -94,17 +84,6 @@ def _images(suspects: Sequence[Located]) -> list[Image.Image | None]:
         except (OSError, ValueError, KeyError):
             images.append(None)
     return images
-
-
-def _indices(run: CollectedRun, names: set[str]) -> dict[str, int]:
-    missing, indices = set(names), dict[str, int]()
-    for index in range(len(run.source)):
-        if not missing:
-            break
-        if (name := run.source.id(index)) in missing:
-            missing.remove(name)
-            indices[name] = index
-    return indices
 
 
 def _draw(suspect: Suspect, sample: Sample) -> Image.Image:

@@ -1,14 +1,18 @@
-"""Corrections of labels from a list."""
+"""Corrections of labels from a list or an annotation tool, and samples of another source."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from opabinia.data.sources import Digits, ImageFolder, Table, coco, corrected
+from opabinia.contracts import Source
+from opabinia.data.sources import Digits, ImageFolder, Table, coco, corrected, cvat, replaced
+from opabinia.inference.annotation_files.drafts import Annotation, Box, Draft, image_name
+from opabinia.inference.annotation_files.write import Tool, write_drafts
 from scripts import small_data
 
 
@@ -96,3 +100,93 @@ def test_sources_without_labels(tmp_path: Path) -> None:
     boxes = coco(root=tmp_path, file=tmp_path / "annotations.json")
     with pytest.raises(ValueError, match="have no labels of their own"):
         corrected(source=boxes, file=write(tmp_path))
+
+
+# --- files of annotation tools ----------------------------------------------------------------------------------------
+
+
+def write_drafts_of_digits(out: Path, tool: Tool, classes: dict[int, str]) -> None:
+    """Write drafts of digits, by index, with these classes."""
+    digits = Digits(split="val")
+    drafts = [
+        (Draft(image_name(digits.id(index)), (8, 8), [Annotation(name)]), Image.new("L", (8, 8)))
+        for index, name in classes.items()
+    ]
+    write_drafts(drafts, out, tool, digits.classes, of_images=True)
+
+
+@pytest.mark.parametrize(
+    ("tool", "file"), [("cvat", "annotations.xml"), ("label_studio", "tasks.json"), ("labelme", "images")]
+)
+def test_classes_corrected_in_a_tool(tool: Tool, file: str, tmp_path: Path) -> None:
+    digits, out = Digits(split="val"), tmp_path / "out"
+    write_drafts_of_digits(out, tool, {3: "9", 5: "8"})
+    if tool == "label_studio":  # as it exports the tasks: only the first one has been submitted
+        tasks = json.loads((out / file).read_text())
+        tasks[0]["annotations"], tasks[1]["annotations"] = tasks[0]["predictions"], []
+        (out / file).write_text(json.dumps(tasks))
+    source = corrected(source=digits, file=out / file)
+    assert source[3]["label"] == 9
+    assert source[5]["label"] == (digits[5]["label"] if tool == "label_studio" else 8)
+    assert labels_of(source).keys() == labels_of(digits).keys()
+
+
+def test_a_file_of_a_tool_that_is_broken(tmp_path: Path) -> None:
+    (tmp_path / "a.xml").write_text("<a>")
+    with pytest.raises(ValueError, match=r"a\.xml is not an XML file of CVAT"):
+        corrected(source=Digits(), file=tmp_path / "a.xml")
+    (tmp_path / "a.json").write_text('[{"data": {"image": "a.png"}, "annotations": [{"result": [1]}]}]')
+    with pytest.raises(ValueError, match=r"a\.json: a\.png: "):
+        corrected(source=Digits(), file=tmp_path / "a.json")
+    write_drafts_of_digits(tmp_path / "out", "cvat", {3: "9"})
+    with pytest.raises(ValueError, match="1 of 1 corrected sample is not in the source: digits/"):
+        corrected(source=Digits(split="train"), file=tmp_path / "out/annotations.xml")
+    text = (tmp_path / "out/annotations.xml").read_text().replace('label="9"', 'label="nine"')
+    (tmp_path / "out/annotations.xml").write_text(text)
+    with pytest.raises(ValueError, match="the source has no class 'nine'"):
+        corrected(source=Digits(split="val"), file=tmp_path / "out/annotations.xml")
+
+
+# --- samples of another source ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def boxes(tmp_path: Path) -> Source:
+    small_data.coco(tmp_path / "coco")
+    return coco(root=tmp_path / "coco", file=tmp_path / "coco/annotations.json")
+
+
+def corrected_boxes(boxes: Source, out: Path, index: int, annotations: list[Annotation]) -> Source:
+    draft = Draft(image_name(boxes.id(index)), boxes[index]["original_size"], annotations)
+    path = Path(boxes.paths(index)[0].decode())
+    write_drafts([(draft, path)], out, "cvat", boxes.classes)
+    return cvat(root=out / "images", file=out / "annotations.xml")
+
+
+def test_corrected_boxes_take_the_place_of_the_old_ones(boxes: Source, tmp_path: Path) -> None:
+    by = corrected_boxes(boxes, tmp_path / "out", 1, [Annotation("bar", Box(1, 2, 11, 12))])
+    source = replaced(source=boxes, by=by)
+    assert [source.id(index) for index in range(len(source))] == [boxes.id(index) for index in range(len(boxes))]
+    assert source[1]["boxes"].tolist() == [[1, 2, 11, 12]] and source[1]["id"] == boxes.id(1)
+    assert source.classes[source[1]["labels"][0]] == "bar"
+    assert source.ground_truth(1).boxes.tolist() == [[1, 2, 10, 10]]  # type: ignore[union-attr]
+    assert source.paths(1) == by.paths(0) and source.paths(0) == boxes.paths(0)
+    for index in (0, 2, 3):
+        assert source[index]["boxes"].equal(boxes[index]["boxes"])
+    assert source.info.present is not None
+    assert source.info.present[1].tolist() == [source.classes.index("bar")]
+    other = corrected_boxes(boxes, tmp_path / "other", 1, [Annotation("bar", Box(1, 2, 11, 13))])
+    assert len({source.fingerprint(), boxes.fingerprint(), replaced(source=boxes, by=other).fingerprint()}) == 3
+
+
+def test_samples_that_cannot_take_the_place_of_others(boxes: Source, tmp_path: Path) -> None:
+    by = corrected_boxes(boxes, tmp_path / "out", 1, [Annotation("bar", Box(1, 2, 11, 12))])
+    with pytest.raises(ValueError, match="by: the source has no class 'block'"):
+        replaced(source=Digits(), by=by)
+    masks = coco(root=tmp_path / "coco", file=tmp_path / "coco/annotations.json", masks=True)
+    with pytest.raises(ValueError, match="by: AnnotatedImages has no masks"):
+        replaced(source=masks, by=by)
+    first = boxes.select(np.array([0]))
+    assert first is not None
+    with pytest.raises(ValueError, match=r"by: 1 of 1 corrected sample is not in the source: "):
+        replaced(source=first, by=by)

@@ -1,0 +1,1 @@
+"""Drafts of annotations for tools in which people correct them: CVAT, Label Studio and LabelMe."""
