@@ -1,4 +1,4 @@
-"""``opabinia data``: check datasets and labels, and pack videos."""
+"""``opabinia data``: check datasets and labels, select images to label, and pack videos."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from opabinia.cli import label_errors
+from opabinia.cli import select as selection
 from opabinia.cli.errors import leave, option_error, report_errors
 from opabinia.cli.options import Overrides, Recipe
 from opabinia.runtime.text import plural
@@ -71,6 +72,7 @@ def check(
 
 
 app.command()(label_errors.labels)
+app.command()(selection.select)
 
 
 @app.command()

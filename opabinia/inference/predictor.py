@@ -212,10 +212,19 @@ class Predictor:
 
     def tensors(self, samples: Sequence[Sample]) -> list[dict[str, Tensor]]:
         """Return the tensors of :meth:`batch`."""
+        return self.outputs(samples, self.task.predict)
+
+    def outputs(self, samples: Sequence[Sample], compute: Callable[[Batch], Predictions]) -> list[dict[str, Tensor]]:
+        """Return what a function computes for transformed samples, on the CPU: a row of each tensor for each sample.
+
+        Args:
+            samples: of any size each.
+            compute: function of a batch of images of the same size, on the device.
+        """
         predictions: dict[int, dict[str, Tensor]] = {}
         for indices in group_by_size(samples):
             with torch.no_grad(), autocast(self.device, self.precision):
-                outputs = self.task.predict(self._collate([samples[index] for index in indices]))
+                outputs = compute(self._collate([samples[index] for index in indices]))
             on_cpu = {
                 name: (value.float() if value.is_floating_point() else value).cpu() for name, value in outputs.items()
             }

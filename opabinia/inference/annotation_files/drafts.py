@@ -84,7 +84,7 @@ class Draft:
     Attributes:
         name: path of the image file below the folder of images.
         size: height and width in pixels.
-        annotations: of the image; later ones lie on top of others.
+        annotations: those of the image; later ones lie on top of others.
         score: suspicion or uncertainty from 0 to 1, for sorting.
         note: remark for the annotator.
     """
@@ -205,7 +205,7 @@ def mark_suspects(annotations: Sequence[Annotation], suspects: Iterable[Suspect]
     """Return annotations in which those of suspects are marked; objects that are not annotated are added.
 
     Args:
-        annotations: of an image, see :func:`from_ground_truth`.
+        annotations: those of an image, see :func:`from_ground_truth`.
         suspects: those of the image.
     """
     marked = list(annotations)
@@ -256,7 +256,7 @@ def corners_of(box: RotatedBox) -> list[float]:
 
 
 def from_prediction(readable: Mapping[str, Any], *, multi_label: bool, min_score: float) -> list[Annotation]:
-    """Return draft annotations: those that a model predicts.
+    """Return draft annotations: those that a model predicts, without boxes that have no area.
 
     Args:
         readable: a prediction as :meth:`opabinia.contracts.Presenter.readable` gives it.
@@ -264,7 +264,7 @@ def from_prediction(readable: Mapping[str, Any], *, multi_label: bool, min_score
         min_score: lowest score of a detection.
     """
     if "detections" in readable:
-        rows = [row for row in readable["detections"] if row["score"] >= min_score]
+        rows = [row for row in readable["detections"] if row["score"] >= min_score and _has_area(row["box"])]
         return [Annotation(row["class"], _shape_of(row), f"score {row['score']:.2f}") for row in rows]
     if "top" in readable:
         top = (
@@ -273,6 +273,10 @@ def from_prediction(readable: Mapping[str, Any], *, multi_label: bool, min_score
         return [Annotation(row["class"], None, f"probability {row['probability']:.2f}") for row in top]
     regions = readable.get("segments") or readable.get("classes") or ()
     return from_masks((row["class"], decode_rle(row["mask"], row["mask"]["size"])) for row in regions)
+
+
+def _has_area(box: Sequence[float]) -> bool:
+    return min(box[2:4]) > 0 if len(box) == 5 else box[2] > box[0] and box[3] > box[1]
 
 
 def _shape_of(detection: Mapping[str, Any]) -> Box | RotatedBox | Outline:

@@ -102,11 +102,11 @@ def test_drafts_of_predictions() -> None:
         readable = presenter_of(task, info, prediction).readable(prediction)  # type: ignore[arg-type]
         return from_prediction(readable, **{"multi_label": False, "min_score": 0.3, **options})  # type: ignore[arg-type]
 
-    boxes = torch.tensor([[1.0, 2, 3, 4], [5, 5, 9, 9], [0, 0, 0, 0]])
-    detections = {"boxes": boxes, "scores": torch.tensor([0.9, 0.2, 0]), "labels": torch.tensor([1, 0, -1])}
+    boxes = torch.tensor([[1.0, 2, 3, 4], [6, 6, 6, 9], [5, 5, 9, 9], [0, 0, 0, 0]])
+    detections = {"boxes": boxes, "scores": torch.tensor([0.9, 0.8, 0.2, 0]), "labels": torch.tensor([1, 1, 0, -1])}
     assert draft(detections) == [Annotation("b", Box(1, 2, 3, 4), "score 0.90")]
-    oriented = {**detections, "boxes": torch.tensor([[10.0, 10, 4, 2, 45]]).expand(3, 5)}
-    assert draft(oriented)[0].shape == RotatedBox(10, 10, 4, 2, 45)
+    oriented = {**detections, "boxes": torch.tensor([[10.0, 10, 4, 2, 45]]).expand(4, 5)}
+    assert [item.shape for item in draft(oriented)] == [RotatedBox(10, 10, 4, 2, 45)] * 2
     probabilities = {"probabilities": torch.tensor([0.6, 0.4])}
     assert draft(probabilities) == [Annotation("a", None, "probability 0.60")]
     assert [item.label for item in draft(probabilities, multi_label=True)] == ["a", "b"]

@@ -1,0 +1,1 @@
+"""The work of ``opabinia data select``: which unlabeled images to label next."""

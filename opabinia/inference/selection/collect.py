@@ -1,0 +1,146 @@
+"""The unlabeled images, what a model predicts for them, and the labeled images that it was trained on."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from opabinia.config import ConfigError, Problem
+from opabinia.contracts import EMBEDDING, Predictions, Source
+from opabinia.data.check.image_hash import ImageHash, compute_hash, connect, find_near_pairs
+from opabinia.data.loader import DataError
+from opabinia.evaluation.selection.batches import Floats, Ints, unit_rows
+from opabinia.evaluation.selection.uncertainty import Measure
+from opabinia.inference.extract import FEATURES, extract
+from opabinia.inference.input_files import read_batches
+from opabinia.inference.load import RunModel
+from opabinia.inference.predictor import Predictor
+from opabinia.inference.selection.scoring import UNCERTAINTY, score
+from opabinia.inference.splits import TRAIN, open_split
+from opabinia.runtime.progress import progress_bar
+from opabinia.runtime.storage import shown_path
+from opabinia.training.run_folder import resolve
+from opabinia.visualization.video_strips import representative_image
+
+NEAR_BITS = 4
+"""Bits of 64 that may differ between hashes of near-duplicates; the default of the data check."""
+
+
+@dataclass
+class Collected:
+    """The images that can be read.
+
+    Attributes:
+        paths: of N images.
+        captions: the prediction of each in words.
+        uncertainty: of each (N); None if the model predicts no classes.
+        features: float32, N x D, rows of length 1; None without.
+        groups: group of near-duplicates of each (int64, N).
+        errors: messages about files that cannot be read.
+    """
+
+    paths: list[Path]
+    captions: list[str]
+    uncertainty: Floats | None
+    features: Floats | None
+    groups: Ints
+    errors: list[str] = field(default_factory=list)
+
+
+def collect(predictor: Predictor, paths: Sequence[Path], measure: Measure, *, embed: bool) -> Collected:
+    """Predict images, with their uncertainty, features and near-duplicates.
+
+    Args:
+        predictor: the model.
+        paths: files.
+        measure: of uncertainty.
+        embed: compute features.
+
+    Raises:
+        ConfigError: no file can be read.
+        DataError: features or uncertainty of an image are not finite.
+    """
+    errors, read = list[str](), list[Path]()
+    captions, hashes = list[str](), list[ImageHash | None]()
+    columns: dict[str, list[NDArray[Any]]] = {}
+    predict = partial(score, predictor, measure, embed)
+    with progress_bar("predict", len(paths), unit="images") as bar:
+        for batch in read_batches(predictor, paths, errors):
+            rows = predictor.outputs(batch.samples, predict)
+            for (path, original, _), row in bar.track(zip(batch, rows, strict=True)):
+                for name in (UNCERTAINTY, EMBEDDING):
+                    if name in row:
+                        columns.setdefault(name, []).append(_finite(row[name].numpy(), name, path))
+                captions.append(caption(predictor, row))
+                hashes.append(compute_hash(representative_image(original)[None]))
+                read.append(path)
+    if not read:
+        raise ConfigError(Problem("command line", "", "no image can be read: " + "; ".join(errors[:3])))
+    uncertainty, features = (np.stack(columns[name]) if name in columns else None for name in (UNCERTAINTY, EMBEDDING))
+    unit = None if features is None else unit_rows(features.reshape(len(features), -1))
+    return Collected(read, captions, uncertainty, unit, near_duplicates(hashes), errors)
+
+
+def _finite(values: NDArray[Any], name: str, path: Path) -> NDArray[Any]:
+    if not np.isfinite(values).all():
+        raise DataError(f"{shown_path(path)}: its {name} is not finite; the model may have diverged")
+    return values
+
+
+def caption(predictor: Predictor, row: Predictions) -> str:
+    """Return the prediction for an image in words."""
+    shown = {name: value for name, value in row.items() if name not in (UNCERTAINTY, EMBEDDING)}
+    if not shown or not predictor.classes:
+        return ""
+    presenter = predictor.presenter(shown)
+    return ", ".join(presenter.caption(presenter.readable(shown))) or "nothing"
+
+
+def near_duplicates(hashes: Sequence[ImageHash | None]) -> Ints:
+    """Return the number of the group of near-duplicates of each image (int64, N); small and uniform ones are alone."""
+    hashed = np.array([index for index, value in enumerate(hashes) if value is not None], dtype=np.int64)
+    pairs = find_near_pairs([value for value in hashes if value is not None], NEAR_BITS)
+    return connect(hashed[pairs].reshape(-1, 2), len(hashes))
+
+
+# --- labeled images ---------------------------------------------------------------------------------------------------
+
+
+def open_labeled(model: RunModel, task: str) -> Source | None:
+    """Return the training data of a run; None if it is not here.
+
+    Args:
+        model: the model of the run.
+        task: of a multi-task run.
+    """
+    try:
+        return open_split(resolve(model.run, model.overrides), _split(task))
+    except (ConfigError, DataError):
+        return None
+
+
+def _split(task: str) -> str:
+    return f"{task}/{TRAIN}" if task else TRAIN
+
+
+def files_of(source: Source) -> set[str]:
+    """Return the real paths of all files of a source."""
+    return {os.path.realpath(os.fsdecode(path)) for index in range(len(source)) for path in source.paths(index)}
+
+
+def labeled_features(model: RunModel, task: str, out: Path) -> Floats:
+    """Return the features of the training data of a run (float32, L x D, rows of length 1), kept in the folder ``out``.
+
+    Raises:
+        ConfigError, DataError: the data cannot be read.
+    """
+    (folder,) = extract(model, out, splits=[_split(task)], task=task)
+    features: Floats = unit_rows(np.load(folder / f"{FEATURES}.npy"))
+    return features
