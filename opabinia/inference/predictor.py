@@ -218,7 +218,7 @@ class Predictor:
         """Return what a function computes for transformed samples, on the CPU: a row of each tensor for each sample.
 
         Args:
-            samples: of any size each.
+            samples: transformed samples of any size each.
             compute: function of a batch of images of the same size, on the device.
         """
         predictions: dict[int, dict[str, Tensor]] = {}

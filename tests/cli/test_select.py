@@ -13,7 +13,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from opabinia.data.sources import Digits
+from opabinia.config import ConfigError
+from opabinia.contracts import Source
+from opabinia.data.sources import Digits, DigitScenes, cvat, labelme
+from opabinia.inference.load import RunModel
+from opabinia.inference.selection.collect import training_split
 from opabinia.visualization.drawing import to_pil
 from tests.cli.conftest import SIX_STEPS, CommandResult
 
@@ -146,6 +150,57 @@ def test_embeddings_have_no_uncertainty(opabinia: Command, embeddings: Path, unl
     for strategy in ("uncertainty", "both"):
         result = opabinia("data", "select", embeddings, unlabeled, "--count", 4, "--strategy", strategy)
         assert result.status == 2 and "--strategy: " in result.err and "--strategy diversity is possible" in result.err
+
+
+# --- other tasks ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of 6 scenes."""
+    folder, source = tmp_path_factory.mktemp("scenes"), DigitScenes(split="val")
+    for index in range(6):
+        to_pil(source[index]["image"]).save(folder / f"{index}.png")
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("recipe", "tool", "read"),
+    [
+        ("detection/digits", "labelme", lambda out: labelme(root=out / "images")),
+        (
+            "detection/digits_oriented",
+            "cvat",
+            lambda out: cvat(root=out / "images", file=out / "annotations.xml", broken="fix"),
+        ),
+        ("segmentation/digits", "cvat", lambda out: cvat(root=out / "images", file=out / "annotations.xml")),
+    ],
+)
+def test_boxes_and_maps(
+    opabinia: Command, scenes: Path, tmp_path: Path, recipe: str, tool: str, read: Callable[[Path], Source]
+) -> None:
+    words = [*SIX_STEPS, "train.length=2it", "data.batch_size=2"]
+    trained = opabinia("train", recipe, *words, "--out", tmp_path / "runs")
+    assert trained.status == 0, trained.err
+    out = tmp_path / "out"
+    options = ["--count", 4, "--out", out, "--export", tool, "--score", 0.05, "--strategy", "uncertainty"]
+    result = opabinia("data", "select", tmp_path / "runs" / recipe / "default", scenes, *options)
+    assert result.status == 0, result.err
+    rows = rows_of(out / "1" / "selected.csv")
+    assert len(rows) == 4 and all(0 <= float(row["uncertainty"]) <= 1 for row in rows)
+    source = read(out / "1" / tool)
+    assert sorted(source.id(index) for index in range(len(source))) == sorted(Path(row["path"]).name for row in rows)
+
+
+def test_the_training_data_of_a_task_of_a_multi_task_run() -> None:
+    model = RunModel(Path("multitask/digits"))
+    assert training_split(model, "maps") == "boxes/train" and training_split(model, "identities") == "identities/train"
+    assert training_split(RunModel(Path("classification/digits")), "") == "train"
+    with pytest.raises(ConfigError, match=r"--task: multitask/digits has several tasks: give one; tasks: boxes, maps"):
+        training_split(model, "")
+    with pytest.raises(ConfigError, match="there is no 'masks'"):
+        training_split(model, "masks")
 
 
 # --- errors -----------------------------------------------------------------------------------------------------------

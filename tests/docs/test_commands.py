@@ -82,7 +82,7 @@ RUN = {
     r"boxes|maps|identities": "runs/multitask/digits/default",
     r"predict.*--split|tile": "runs/detection/digits/default",
     r"track": "runs/detection/digits/default",
-    r"replay|data labels": "runs/classification/digits/default",
+    r"replay|data (labels|select)": "runs/classification/digits/default",
     r"": "runs/selfsup/digits_vicreg/default",
 }
 """The run that RUN stands for, by the rest of the line; the first matching pattern counts."""

@@ -24,7 +24,8 @@ class Chosen(NamedTuple):
 
     Attributes:
         indices: int64, M.
-        distances: of each to the nearest labeled or earlier chosen sample at that time (M); infinite without one.
+        distances: distance of each to the nearest labeled or earlier chosen sample at that time (M); infinite without
+            one.
     """
 
     indices: Ints

@@ -62,7 +62,7 @@ def detection_uncertainty(
     Args:
         detections: boxes (D x 4 or D x 5), scores and labels (D) in the image; labels of -1 are padding.
         mirrored: those in the mirrored image, mirrored back.
-        measure: of class uncertainty.
+        measure: measure of class uncertainty.
     """
     (boxes, scores, labels), (other_boxes, _, other_labels) = detections, mirrored
     weights = torch.where(labels >= 0, scores, 0.0)

@@ -13,6 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from opabinia.config import ConfigError, Problem
+from opabinia.config.datasets import subtasks
+from opabinia.config.errors import listing
 from opabinia.contracts import EMBEDDING, Predictions, Source
 from opabinia.data.check.image_hash import ImageHash, compute_hash, connect, find_near_pairs
 from opabinia.data.loader import DataError
@@ -38,9 +40,9 @@ class Collected:
     """The images that can be read.
 
     Attributes:
-        paths: of N images.
+        paths: paths of N images.
         captions: the prediction of each in words.
-        uncertainty: of each (N); None if the model predicts no classes.
+        uncertainty: uncertainty of each (N); None if the model predicts no classes.
         features: float32, N x D, rows of length 1; None without.
         groups: group of near-duplicates of each (int64, N).
         errors: messages about files that cannot be read.
@@ -60,7 +62,7 @@ def collect(predictor: Predictor, paths: Sequence[Path], measure: Measure, *, em
     Args:
         predictor: the model.
         paths: files.
-        measure: of uncertainty.
+        measure: measure of uncertainty.
         embed: compute features.
 
     Raises:
@@ -118,16 +120,27 @@ def open_labeled(model: RunModel, task: str) -> Source | None:
 
     Args:
         model: the model of the run.
-        task: of a multi-task run.
+        task: name of a task of a multi-task run; empty otherwise.
     """
     try:
-        return open_split(resolve(model.run, model.overrides), _split(task))
+        return open_split(resolve(model.run, model.overrides), training_split(model, task))
     except (ConfigError, DataError):
         return None
 
 
-def _split(task: str) -> str:
-    return f"{task}/{TRAIN}" if task else TRAIN
+def training_split(model: RunModel, task: str) -> str:
+    """Return the name of the training data of a run, of a multi-task run that of the stream of a task.
+
+    Raises:
+        ConfigError: there is no such task, or none is given.
+    """
+    tasks = subtasks(resolve(model.run, model.overrides).config)
+    if not tasks:
+        return TRAIN
+    if task not in tasks:
+        message = f"there is no {task!r}" if task else f"{model.run} has several tasks: give one"
+        raise ConfigError(Problem("command line", "--task", message, allowed=f"tasks: {listing(list(tasks))}"))
+    return f"{tasks[task]['stream'] or task}/{TRAIN}"
 
 
 def files_of(source: Source) -> set[str]:
@@ -141,6 +154,6 @@ def labeled_features(model: RunModel, task: str, out: Path) -> Floats:
     Raises:
         ConfigError, DataError: the data cannot be read.
     """
-    (folder,) = extract(model, out, splits=[_split(task)], task=task)
+    (folder,) = extract(model, out, splits=[training_split(model, task)], task=task)
     features: Floats = unit_rows(np.load(folder / f"{FEATURES}.npy"))
     return features

@@ -25,7 +25,7 @@ def render_round(
     """Return the page of a round: the chosen images, in the order in which they were chosen, with their predictions.
 
     Args:
-        record: of the round.
+        record: record of the round.
         predictor: reads the images again.
         collected, chosen: the images.
         notes: for the user.

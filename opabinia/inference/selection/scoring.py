@@ -33,7 +33,7 @@ def score(predictor: Predictor, measure: Measure, embed: bool, batch: Batch) -> 
 
     Args:
         predictor: the model.
-        measure: of uncertainty.
+        measure: measure of uncertainty.
         embed: add the embedding.
         batch: images of the same size.
     """

@@ -14,8 +14,6 @@ import numpy as np
 from PIL.Image import Image
 
 from opabinia.config import ConfigError, Problem
-from opabinia.config.datasets import training_sets
-from opabinia.config.errors import listing
 from opabinia.contracts import Sample, Source
 from opabinia.data.loader import DataError
 from opabinia.evaluation.selection.batches import (
@@ -33,7 +31,14 @@ from opabinia.inference.annotation_files.write import Tool, write_drafts
 from opabinia.inference.input_files import InputBatch, find_files, raise_skipped, read_batches
 from opabinia.inference.load import RunModel
 from opabinia.inference.predictor import Predictor
-from opabinia.inference.selection.collect import Collected, collect, files_of, labeled_features, open_labeled
+from opabinia.inference.selection.collect import (
+    Collected,
+    collect,
+    files_of,
+    labeled_features,
+    open_labeled,
+    training_split,
+)
 from opabinia.inference.selection.page import render_round
 from opabinia.inference.selection.rounds import RECORD, Round, read_rounds, write_table
 from opabinia.inference.selection.scoring import has_features
@@ -42,7 +47,7 @@ from opabinia.runtime.json_files import write_json
 from opabinia.runtime.log import logging_to
 from opabinia.runtime.storage import shown_path
 from opabinia.runtime.text import plural
-from opabinia.training.run_folder import chosen_checkpoint, resolve
+from opabinia.training.run_folder import chosen_checkpoint
 from opabinia.training.sweep.runs import read_results
 
 Strategy = Literal["uncertainty", "diversity", "both"]
@@ -56,14 +61,14 @@ class SelectOptions:
 
     Attributes:
         count: number of images to choose.
-        strategy: ``uncertainty``, ``diversity`` or ``both``; None: ``both``, if the model predicts classes and has
+        strategy: ``uncertainty``, ``diversity`` or ``both``; None: ``both`` if the model predicts classes and has
             features, else what is possible.
-        measure: of uncertainty.
-        seed: of the draws of ``both``.
+        measure: measure of uncertainty.
+        seed: seed of the draws of ``both``.
         out: the folder of rounds; None: ``select`` in the run folder.
         export: annotation tool to write drafts for.
         min_score: lowest score of a detection in drafts.
-        task: of a multi-task run.
+        task: name of a task of a multi-task run; empty otherwise.
     """
 
     count: int
@@ -81,7 +86,7 @@ class Selection:
     """A round that was written.
 
     Attributes:
-        folder: of the round.
+        folder: folder of the round.
         rounds: records of all rounds, this one last.
         paths: chosen images, in their order.
         notes: for the user.
@@ -115,7 +120,7 @@ def select(model: RunModel, paths: Sequence[Path | str], options: SelectOptions)
     Args:
         model: the model of a run.
         paths: unlabeled images or videos, and folders of them.
-        options: of the round.
+        options: options of the round.
 
     Raises:
         ConfigError: there is no such run or file, the model has no uncertainty or features for the strategy, or fewer
@@ -125,7 +130,7 @@ def select(model: RunModel, paths: Sequence[Path | str], options: SelectOptions)
     """
     out = options.out or model.run / FOLDER
     rounds, notes = read_rounds(out), list[str]()
-    _check_task(model, options.task)
+    training_split(model, options.task)  # checks the task
     with logging_to(None):
         predictor = model.load(options.task)
         labeled = open_labeled(model, options.task)
@@ -158,13 +163,6 @@ def select(model: RunModel, paths: Sequence[Path | str], options: SelectOptions)
     write_table([*rounds, record], out)
     chosen_paths = [collected.paths[index] for index in chosen.indices.tolist()]
     return Selection(folder, [*rounds, record], chosen_paths, notes, collected.errors, len(files))
-
-
-def _check_task(model: RunModel, task: str) -> None:
-    names = [name for name in training_sets(resolve(model.run, model.overrides).config) if name]
-    if names and task not in names:
-        message = f"{model.run} has several tasks: give one" if not task else f"there is no {task!r}"
-        raise ConfigError(Problem("command line", "--task", message, allowed=f"tasks: {listing(names)}"))
 
 
 def unlabeled_files(paths: Sequence[Path | str], trained_on: set[str], *, videos: bool) -> dict[Path, str]:
