@@ -35,7 +35,7 @@ NEAR_BITS = 4
 """Bits of 64 that may differ between hashes of near-duplicates; the default of the data check."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Collected:
     """The images that can be read.
 
