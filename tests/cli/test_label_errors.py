@@ -204,3 +204,13 @@ def test_segmentation_maps(opabinia: Command, tmp_path: Path) -> None:
     result = opabinia("data", "labels", tmp_path / "segmentation" / "digits" / "default", "--out", tmp_path / "labels")
     assert result.status == 0, result.err
     assert "samples: 400" in result.out and (tmp_path / "labels" / "labels.html").is_file()
+
+
+@pytest.mark.slow
+def test_identities(opabinia: Command, tmp_path: Path) -> None:
+    words = [*SIX_STEPS, "train.length=2it", "data.batch_size=64"]
+    trained = opabinia("train", "reid/digits", *words, "--out", tmp_path)
+    assert trained.status == 0, trained.err
+    result = opabinia("data", "labels", tmp_path / "reid" / "digits" / "default", "--out", tmp_path / "labels")
+    assert result.status == 0 and "identities: " in result.out, result.err
+    assert {row["issue"] for row in rows_of(tmp_path / "labels/labels.csv")} <= {"split identity", "merged identities"}

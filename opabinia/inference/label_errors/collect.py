@@ -18,6 +18,7 @@ from opabinia.engine.loop.layer_outputs import predict_with_layers
 from opabinia.engine.loop.prefetch import prefetch, to_host, with_bar
 from opabinia.evaluation.label_errors.classification import ClassificationCheck
 from opabinia.evaluation.label_errors.detection import DetectionCheck
+from opabinia.evaluation.label_errors.identities import IdentityCheck
 from opabinia.evaluation.label_errors.multilabel import MultiLabelCheck
 from opabinia.evaluation.label_errors.segmentation import SegmentationCheck
 from opabinia.evaluation.label_errors.suspects import LabelCheck
@@ -28,6 +29,7 @@ from opabinia.inference.splits import TRAIN, select_split, task_of
 from opabinia.models.decoders.layers import resize_like
 from opabinia.runtime.device import autocast
 from opabinia.runtime.progress import progress_bar
+from opabinia.tasks.reid.base import Reidentification
 from opabinia.tasks.segmentation.task import Segmentation
 from opabinia.training.run_folder import build_parts, resolve
 from opabinia.training.samples import read_dataset_info
@@ -142,11 +144,13 @@ def check_for(run: Path, task: Task, predictions: Predictions, batch: Batch) -> 
     label = batch.get("label")
     if "probabilities" in predictions and label is not None:
         return MultiLabelCheck() if label.ndim > 1 else ClassificationCheck()
+    if isinstance(task, Reidentification) and label is not None:
+        return IdentityCheck()
     if "boxes" in predictions and "ground_truth" in batch:
         return DetectionCheck()
     if ("pixel_logits" in predictions or isinstance(task, Segmentation)) and "mask" in batch:
         return SegmentationCheck()
-    name, kinds = type(task).__name__, "classes of images, bounding boxes and segmentation maps"
+    name, kinds = type(task).__name__, "classes of images, identities, bounding boxes and segmentation maps"
     message = f"{name} of {run} predicts {', '.join(predictions)}; {kinds} are compared with predicted ones"
     raise ConfigError(Problem("command line", "RUN", message))
 
