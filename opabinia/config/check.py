@@ -9,7 +9,7 @@ from typing import Any
 
 from opabinia.config.catalog import Catalog
 from opabinia.config.compose import Tree
-from opabinia.config.datasets import dataset_problems
+from opabinia.config.datasets import SECTIONS, dataset_problems
 from opabinia.config.errors import ConfigError, Problem, listing, nearest, show
 from opabinia.config.foreign_keys import translate
 from opabinia.config.references import dotted, leaves
@@ -66,7 +66,7 @@ class _Check:
         if (reason := _fixed_size(config)) and config.get("shapes"):
             self._complain(("shapes",), reason)
         if not self.problems and {"task", "data"} <= config.keys():
-            for place, *texts in dataset_problems({key: config[key] for key in ("task", "data")}):
+            for place, *texts in dataset_problems({key: config[key] for key in SECTIONS if key in config}):
                 self._complain(tuple(place.split(".")), *texts)
         if self.problems:
             raise ConfigError(sorted(self.problems, key=_reading_order))

@@ -9,6 +9,8 @@ from typing import Any
 from opabinia.config.errors import listing, nearest
 
 MULTITASK = "multitask"
+SECTIONS = ("task", "data", "distill", "semi_supervised")
+"""Sections of a config that :func:`dataset_problems` reads."""
 Section = dict[str, Any]
 
 
@@ -80,9 +82,11 @@ def without_task_data(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def dataset_problems(config: Mapping[str, Any]) -> Iterator[tuple[str, str, Any, str, str]]:
-    """Yield the mistakes in the datasets of a complete config: path, message, the value found (``...``: none), the
-    nearest valid choice, and the valid choices."""
+    """Yield the mistakes in the datasets of a complete config, of which it reads :data:`SECTIONS`: path, message, the
+    value found (``...``: none), the nearest valid choice, and the valid choices."""
     data, tasks = config["data"], subtasks(config)
+    if config.get("semi_supervised"):
+        yield from _semi_supervised_problems(config)
     if not tasks:
         if data.get("train", ...) is None:
             yield "data.train", "missing", ..., "", "a section is required"
@@ -108,6 +112,22 @@ def dataset_problems(config: Mapping[str, Any]) -> Iterator[tuple[str, str, Any,
     except ValueError as error:
         key, _, message = str(error).partition(": ")
         yield f"task.{key}", message, ..., "", ""
+
+
+def _semi_supervised_problems(config: Mapping[str, Any]) -> Iterator[tuple[str, str, Any, str, str]]:
+    """Yield the sections and values that exclude unlabeled images."""
+    data = config["data"]
+    if subtasks(config):
+        yield "semi_supervised", "a multi-task run cannot learn from unlabeled images", ..., "", ""
+    if config.get("distill"):
+        message = "a run is distilled or semi-supervised, not both: omit distill or semi_supervised"
+        yield "semi_supervised", message, ..., "", ""
+    if data["augment_on"] != "workers":
+        message = "images of a semi-supervised run are augmented by the workers"
+        yield "data.augment_on", message, data["augment_on"], "", ""
+    if data["batch_size"] == "auto":
+        message = "auto cannot divide a batch among labeled and unlabeled images: give a number"
+        yield "data.batch_size", message, ..., "", ""
 
 
 def _stream_problems(

@@ -147,6 +147,7 @@ class Register:
     segmentation_loss: Family
     metric_loss: Family
     balance: Family
+    pseudo_labels: Family
     optimizer: Family
     schedule: Family
     shapes: Family

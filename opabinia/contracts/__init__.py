@@ -69,6 +69,7 @@ from opabinia.contracts.parts import NeckPart as NeckPart
 from opabinia.contracts.parts import OptimizerPart as OptimizerPart
 from opabinia.contracts.parts import ParallelPart as ParallelPart
 from opabinia.contracts.parts import PoolingPart as PoolingPart
+from opabinia.contracts.parts import PseudoLabelsPart as PseudoLabelsPart
 from opabinia.contracts.parts import SamplerPart as SamplerPart
 from opabinia.contracts.parts import SchedulePart as SchedulePart
 from opabinia.contracts.parts import SegmentationLossPart as SegmentationLossPart
@@ -89,6 +90,8 @@ from opabinia.contracts.presenting import Comparison as Comparison
 from opabinia.contracts.presenting import DrawOptions as DrawOptions
 from opabinia.contracts.presenting import Panel as Panel
 from opabinia.contracts.presenting import Presenter as Presenter
+from opabinia.contracts.pseudo_labels import PseudoLabeler as PseudoLabeler
+from opabinia.contracts.pseudo_labels import PseudoLabels as PseudoLabels
 from opabinia.contracts.ranges import Channels as Channels
 from opabinia.contracts.ranges import Count as Count
 from opabinia.contracts.ranges import Fraction as Fraction
@@ -103,6 +106,9 @@ from opabinia.contracts.segmentation import SegmentationDecoder as SegmentationD
 from opabinia.contracts.sources import RaggedArray as RaggedArray
 from opabinia.contracts.sources import Source as Source
 from opabinia.contracts.sources import SourceInfo as SourceInfo
+from opabinia.contracts.streams import SINGLE as SINGLE
+from opabinia.contracts.streams import UNLABELED as UNLABELED
+from opabinia.contracts.streams import WEAK_IMAGE as WEAK_IMAGE
 from opabinia.contracts.streams import Stream as Stream
 from opabinia.contracts.streams import SubtaskData as SubtaskData
 from opabinia.contracts.streams import SubtaskStreams as SubtaskStreams

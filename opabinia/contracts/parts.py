@@ -18,6 +18,7 @@ from opabinia.contracts.evaluation import Evaluator
 from opabinia.contracts.logging import Logger
 from opabinia.contracts.models import Backbone, Head, Level
 from opabinia.contracts.plans import BatchSchedule, RunSpec
+from opabinia.contracts.pseudo_labels import PseudoLabeler
 from opabinia.contracts.segmentation import SegmentationDecoder
 from opabinia.contracts.sources import Source
 from opabinia.contracts.tracking import Tracker
@@ -57,6 +58,9 @@ MetricLossPart = Annotated[Callable[[Tensor, Tensor], Tensor], Part("metric_loss
 
 BalancePart = Annotated[Callable[[Sequence[str]], LossBalance], Part("balance")]
 """Built with the names of the tasks of a multi-task run."""
+
+PseudoLabelsPart = Annotated[Callable[[Task, int], PseudoLabeler], Part("pseudo_labels")]
+"""Built with the task and the number of unlabeled samples."""
 
 EvaluatorPart = Annotated[Callable[[DatasetInfo], Evaluator], Part("evaluator")]
 

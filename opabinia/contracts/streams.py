@@ -13,6 +13,15 @@ from opabinia.contracts.data import CombiningTransform
 from opabinia.contracts.parts import MixPart, SamplerPart, SourcePart, TransformPart
 from opabinia.runtime.durations import Duration
 
+SINGLE = ""
+"""Name of the stream of section ``data``; a run of one task has no other one, unless it is semi-supervised."""
+
+UNLABELED = "unlabeled"
+"""Name of the stream of unlabeled images of a semi-supervised run."""
+
+WEAK_IMAGE = "weak_image"
+"""Key of the weak view of an unlabeled image, which the teacher sees; ``image`` is the strong one."""
+
 
 @register.section
 @dataclass(frozen=True, kw_only=True)
@@ -38,11 +47,13 @@ class TrainingStream(Stream):
         shuffle: a new order for each epoch.
         sampler: the samples of an epoch; None takes each sample once.
         mix: applied to the samples of the stream in a batch, in order.
+        place: place of the source in the config.
     """
 
     shuffle: bool = True
     sampler: SamplerPart | None = None
     mix: Sequence[MixPart] = ()
+    place: str = "data.train"
 
 
 @register.section(name="validation")

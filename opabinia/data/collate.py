@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torchvision.transforms.v2.functional import InterpolationMode, resize
 
-from opabinia.contracts import Batch, InstanceMasks, Sample
+from opabinia.contracts import WEAK_IMAGE, Batch, InstanceMasks, Sample
 from opabinia.data.decoding.images import planar
 from opabinia.data.decoding.resized import ResizedCrop
 from opabinia.data.sample_keys import batch_map_keys, ignore_value, map_keys, object_keys, object_tensors
@@ -41,16 +41,18 @@ def collate(samples: Sequence[Sample], size_multiple: int | None = None) -> Batc
     if size_multiple is None:
         return {key: _column(key, [sample[key] for sample in samples], names) for key in samples[0]}
     of_objects, maps = object_keys(samples[0]), map_keys(samples[0])
-    plain = samples[0].keys() - {*of_objects, *maps, "image", "original_size"}
+    images = [key for key in ("image", WEAK_IMAGE) if key in samples[0]]
+    plain = samples[0].keys() - {*of_objects, *maps, *images, "original_size"}
     batch = {key: _column(key, [sample[key] for sample in samples], names) for key in samples[0] if key in plain}
     objects = [_without_empty_boxes(sample) for sample in samples]
     batch |= {key: [tensors[key] for tensors in objects] for key in of_objects}
     batch["image_sizes"] = [tuple(sample["image"].shape[-2:]) for sample in samples]
     if "original_size" in samples[0]:
         batch["original_size"] = [tuple(sample["original_size"]) for sample in samples]
-    images = [sample["image"].as_subclass(Tensor) for sample in samples]
-    _check_same_type(images, names)
-    batch["image"] = pad_images(images, size_multiple)
+    for key in images:
+        views = [sample[key].as_subclass(Tensor) for sample in samples]
+        _check_same_type(views, names)
+        batch[key] = pad_images(views, size_multiple)
     size = batch["image"].shape[-2:]
     for key in maps:
         batch[key] = torch.stack([_pad(sample[key].as_subclass(Tensor), size, ignore_value(key)) for sample in samples])

@@ -29,6 +29,7 @@ from opabinia.models.projectors import PROJECTOR
 from opabinia.optim.ema import SavedAverage
 from opabinia.optim.schedules import constant
 from opabinia.tasks.teachers import CheckTeachers, FrozenTeacher
+from opabinia.tasks.wrapper_base import TaskWrapper, combine_losses
 
 
 @register.section(name="teacher")
@@ -117,12 +118,8 @@ class Distill(Teacher):
         return teachers
 
 
-class DistilledTask(Task):
+class DistilledTask(TaskWrapper):
     """A task that learns from teachers, too: a step calls it in place of the task.
-
-    It exists in training only. What is evaluated, saved and exported is ``task``, so names of parameters and
-    checkpoints are those of a run without teachers. Teachers are frozen and in evaluation mode; the hook of the EMA
-    teacher saves it.
 
     If student and teacher have features of different widths, a linear layer projects the student's. It is trained and
     saved as a module of ``task``: ``distill_projector``, for a second teacher ``distill_projector_2``.
@@ -132,27 +129,19 @@ class DistilledTask(Task):
         teachers: modules with ``predict(batch)``, one for each of ``settings.fixed_teachers``.
         settings: losses and layers.
 
-    Attributes:
-        task: the student.
-        teachers: the fixed teachers.
-        average: the teacher that is an EMA of the student; None without ``ema_teacher``.
-
     Raises:
         ValueError: both weights are 0, a layer does not exist, or the task predicts objects in images.
     """
 
     def __init__(self, task: Task, teachers: Sequence[nn.Module], settings: Distill) -> None:
-        super().__init__()
         if task.size_multiple is not None:
             message = "distillation compares whole images; a task that detects objects in them cannot be distilled"
             raise ValueError(message)
         if not (settings.logits_weight or settings.features_weight):
             raise ValueError("logits_weight and features_weight are both 0: nothing is learned from the teachers")
-        self.average: Task | None = None
-        if settings.ema_teacher is not None:
-            self.average = copy.deepcopy(task).eval().requires_grad_(False)
-        self.task, self.settings = task, settings
-        self.teachers = nn.ModuleList(teachers).eval().requires_grad_(False)
+        average = copy.deepcopy(task).eval().requires_grad_(False) if settings.ema_teacher is not None else None
+        super().__init__(task, average, teachers)
+        self.settings = settings
 
         weights = {"logits": settings.logits_weight, "features": settings.features_weight}
         kinds = [kind for kind, weight in weights.items() if weight]
@@ -168,12 +157,6 @@ class DistilledTask(Task):
             for number, teacher in enumerate([*self._teachers, *self._average]):
                 if (teacher_width := teacher.width("features")) != width:
                     task.add_module(_projector_name(number), nn.Linear(width, teacher_width))
-
-    def train(self, mode: bool = True) -> DistilledTask:
-        """Set the mode of the student; teachers stay in evaluation mode."""
-        self.training = mode
-        self.task.train(mode)
-        return self
 
     def forward(self, batch: Batch, clock: Clock) -> dict[str, Tensor]:
         """Return the task's losses, weighted, and ``distill_logits_loss``, ``distill_features_loss``.
@@ -197,7 +180,7 @@ class DistilledTask(Task):
                 for number, target in enumerate(targets)
             ]
             added["distill_features_loss"] = settings.features_weight * torch.stack(parts).mean()
-        return _combine_losses(losses, settings.task_weight, added)
+        return combine_losses(losses, settings.task_weight, added)
 
     @torch.no_grad()
     def _targets(self, batch: Batch, clock: Clock) -> list[dict[str, Tensor]]:
@@ -230,17 +213,6 @@ class DistilledTask(Task):
 
 def _projector_name(number: int) -> str:
     return f"{PROJECTOR}_{number + 1}" if number else PROJECTOR
-
-
-def _combine_losses(losses: Any, weight: float, added: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the losses of a task (a tensor, a sequence or a mapping), weighted, with those of distillation."""
-    if isinstance(losses, Tensor):
-        losses = {"loss": losses}
-    elif not isinstance(losses, Mapping):
-        losses = {f"loss_{number}": loss for number, loss in enumerate(losses)}
-    if "total_loss" in losses:
-        return {**losses, **added, "total_loss": weight * losses["total_loss"] + sum(added.values())}
-    return {**{name: weight * value if "loss" in name else value for name, value in losses.items()}, **added}
 
 
 class LayerOutputs:

@@ -33,7 +33,7 @@ from opabinia.training.batch_size_search import Attempts, largest_fitting
 from opabinia.training.loaders import make_sampler
 from opabinia.training.measurement import Measurement, MeasurementDone, run_measurement
 from opabinia.training.run_folder import AUTO
-from opabinia.training.streams import training_streams
+from opabinia.training.streams import training_streams, with_unlabeled
 
 CPU_SHARE = 0.7
 """Share of the free host memory that a measurement may fill; the rest is for workers, evaluation and checkpoints."""
@@ -197,8 +197,8 @@ def _seconds_per_sample(measured: RankMeasurement, workers: int) -> float:
 def _try(parts: Mapping[str, Any], rank_samples: int | None, host_budget: float) -> RankMeasurement:
     """Measure a run as if this were the only rank; ``rank_samples``: samples of a step, None to search for the most."""
     training, data = parts["train"], parts["data"]
-    streams = training_streams(parts["task"], data)
-    if SINGLE in streams:
+    streams = with_unlabeled(training_streams(parts["task"], data), parts["semi_supervised"])
+    if tuple(streams) == (SINGLE,):
         size = _measured_batch_size(streams[SINGLE], drop_last=data.drop_last)
         samples = len(make_sampler(streams[SINGLE], size, 0))
     else:

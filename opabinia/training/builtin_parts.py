@@ -55,7 +55,7 @@ from opabinia.models.losses import balance, binary, cross_entropy, metric, segme
 from opabinia.models.trackers import botsort, ocsort, package, sort
 from opabinia.optim import lars, optimizers
 from opabinia.optim import schedules as schedule_parts
-from opabinia.tasks import attributes, classification, detection, multitask, reid, selfsup
+from opabinia.tasks import attributes, classification, detection, multitask, reid, selfsup, semi_supervised
 from opabinia.tasks import segmentation as segmentation_task
 from opabinia.tasks import video as video_task
 from opabinia.training import session, tracking, trained_model

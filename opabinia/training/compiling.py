@@ -41,9 +41,9 @@ def compile_modules(models: Models, device: torch.device) -> ReportCompiled | No
         return None
     log.info("train.compile: the first step of each input shape compiles, which can take minutes")
     compiled = [models.task, *([models.ema] if models.ema else [])]
-    if models.distilled is not None:
-        average = models.distilled.average
-        compiled += [*models.distilled.teachers, *([average] if average else [])]
+    if models.wrapper is not None:
+        average = models.wrapper.average
+        compiled += [*models.wrapper.teachers, *([average] if average else [])]
     for module in dict.fromkeys(module for model in compiled for module in _called_modules(model)):
         module.compile()
     modules = (module for model in compiled for module in model.modules())

@@ -43,7 +43,7 @@ def dry_run(parts: Mapping[str, Any]) -> None:
     with TemporaryDirectory() as folder:
         for logger in run.loggers:
             logger(Path(folder), Clock()).close()
-    models = Models(model, model if run.ema else None, distilled=step_parts.distilled)
+    models = Models(model, model if run.ema else None, wrapper=step_parts.wrapper)
     step = step_parts.make(models, micro_batch_size=None)
 
     global_batch = batches.plan.global_batch(0)

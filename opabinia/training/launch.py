@@ -198,7 +198,9 @@ def _report_finished(folder: Path, resolved: Resolved, snapshot: Snapshot, chang
     """
     if any(key.partition(".")[0] in _SAME_TRAINING for key in changed):
         parts, seed = build_parts(resolved).keywords, resolved.config["seed"]
-        batches = plan_training(parts["task"], parts["data"], parts["train"].length, parts["shapes"], seed)
+        batches = plan_training(
+            parts["task"], parts["data"], parts["train"].length, parts["shapes"], seed, parts["semi_supervised"]
+        )
         check_same_run(snapshot, describe_run(batches, snapshot.state["threads"]), batches.plan)
         trained_task(parts["task"], snapshot)
     log.info("%s is finished: nothing to do%s", folder, _OTHER_SETTINGS if changed else "")

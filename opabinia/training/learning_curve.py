@@ -14,8 +14,8 @@ import numpy as np
 
 from opabinia.config import Resolved
 from opabinia.config.datasets import subtasks
-from opabinia.contracts import Indices, Source
-from opabinia.data.sources.subset import write_split
+from opabinia.contracts import Source
+from opabinia.data.sources.subset import nested_order, write_split
 from opabinia.data.streams import SINGLE
 from opabinia.runtime.log import log
 from opabinia.runtime.quiet import quiet_terminal
@@ -121,22 +121,6 @@ def _train_on_parts(
                 changed = _shortened(resolved, file, steps)
                 _, scores = train("learning_curve", out=Path(temporary), name=f"{part:g}", resolved=changed)
             yield len(kept), scores[metric]
-
-
-def nested_order(source: Source) -> Indices:
-    """Return all samples in a random order of which each beginning has the same share of each class, up to one sample;
-    the images of an identity follow each other."""
-    random, count = np.random.default_rng(0), len(source)
-    labels = source.info.single_labels
-    if labels is None:
-        return random.permutation(count)
-    if source.info.identities:
-        return np.argsort(random.permutation(int(labels.max()) + 1)[labels], kind="stable")
-    places = np.empty(count)
-    for label in np.unique(labels):
-        members = np.flatnonzero(labels == label)
-        places[members] = (random.permutation(len(members)) + random.random()) / len(members)
-    return np.argsort(places, kind="stable")
 
 
 def _shortened(resolved: Resolved, file: Path, steps: int) -> Resolved:

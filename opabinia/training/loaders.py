@@ -14,7 +14,7 @@ import torch
 from opabinia.config import ConfigError, Problem
 from opabinia.config.build import errors_at
 from opabinia.config.errors import listing
-from opabinia.contracts import Batch, DatasetInfo, GlobalBatch, Plan, Sampler, Task
+from opabinia.contracts import UNLABELED, Batch, DatasetInfo, GlobalBatch, Plan, Sampler, Task
 from opabinia.data import Data, TrainingStream
 from opabinia.data.decoding.cache import with_cache
 from opabinia.data.device_transforms.apply import DeviceTransforms, describe_split, recording_reader
@@ -32,7 +32,6 @@ from opabinia.runtime.processes import rank, world_size
 from opabinia.runtime.seeds import FRESH, STREAM, hash32
 from opabinia.runtime.text import plural
 from opabinia.training.samples import first_samples
-from opabinia.training.streams import place_of
 
 SizeMultiple = Callable[[str], int | None]
 """:meth:`opabinia.contracts.Task.size_multiple_of` of a task."""
@@ -120,8 +119,8 @@ class TrainingBatches:
 
     @property
     def is_joint(self) -> bool:
-        """Whether batches have the streams of several tasks."""
-        return SINGLE not in self.streams
+        """Whether batches have several streams: of several tasks, or of labeled and unlabeled images."""
+        return tuple(self.streams) != (SINGLE,)
 
     def datasets(self) -> dict[str, TrainingStream]:
         """Return the dataset of each stream."""
@@ -213,7 +212,7 @@ class TrainingBatches:
             raise ConfigError(Problem("", "hooks", message))
         seed, length = hash32(FRESH, self.seed), Duration(count, "it")
         if name == "train":
-            unmixed = {name: replace(dataset, mix=()) for name, dataset in self.datasets().items()}
+            unmixed = {name: replace(dataset, mix=()) for name, dataset in self.datasets().items() if name != UNLABELED}
             batches = plan_streams(self.data, unmixed, self.shares, self.dataset_info, length, seed)
             return _first_batches(batches.loader(device, size_multiple), count)
         val_set = validation[name]
@@ -251,7 +250,7 @@ def plan_streams(
     Raises:
         ConfigError: a stream has fewer samples than its part of a batch, or a sampler refuses the data.
     """
-    if SINGLE in datasets:
+    if tuple(datasets) == (SINGLE,):
         with errors_at("data"):
             sampler = make_sampler(datasets[SINGLE], data.batch_size, seed)
             single = ConstantPlan(len(sampler), data.batch_size, length, data.drop_last)
@@ -268,13 +267,13 @@ def plan_streams(
     for name, dataset in datasets.items():
         size, stream_seed = sizes[name], hash32(STREAM, seed, *name.encode())
         steps = Duration(max(1, cycle.steps_before(name, plan.total_steps)), "it")
-        with errors_at(place_of(name)):
+        with errors_at(dataset.place):
             sampler = make_sampler(dataset, size, stream_seed)
             if len(sampler) < size:
                 message = f"{plural(len(sampler), 'sample')} cannot fill its part of a batch, {size}"
                 raise ValueError(f"{message}: lower its batch_share or data.batch_size")
             stream_plan = ConstantPlan(len(sampler), size, steps, drop_last=True)
-        info = dataset_info.streams[name]
+        info = dataset_info.streams.get(name) or replace(dataset_info, samples=len(dataset.source))
         streams[name] = StreamBatches(dataset, data, info, sampler, stream_plan, stream_seed)
     return TrainingBatches(data, dataset_info, streams, shares, cycle, plan, seed)
 

@@ -19,11 +19,11 @@ from opabinia.data.sampling.batches import StagedPlan
 from opabinia.models.weights.download import replacing_weights
 from opabinia.models.weights.init import Init
 from opabinia.runtime.log import silence
-from opabinia.tasks.distillation import DistilledTask
+from opabinia.tasks.wrapper_base import TaskWrapper
 from opabinia.training.loaders import TrainingBatches
 from opabinia.training.model import Models, check_model, make_optimizer, make_step, place
 from opabinia.training.planning import plan_training
-from opabinia.training.session import Session, TrainingRun, add_teachers, all_schedules, build_model, training_only
+from opabinia.training.session import Session, TrainingRun, all_schedules, build_model, training_only, wrap_task
 
 CPU = torch.device("cpu")
 SAMPLES = 16
@@ -96,13 +96,13 @@ class StepParts:
         run: the run.
         batches: its training data.
         model: its model.
-        distilled: the model with its teachers, if it has any.
+        wrapper: the task around it that a step calls instead, if there is one.
     """
 
     run: TrainingRun
     batches: TrainingBatches
     model: Task
-    distilled: DistilledTask | None
+    wrapper: TaskWrapper | None
 
     @classmethod
     def of(cls, run: TrainingRun, init: Init | None = None) -> StepParts:
@@ -117,13 +117,13 @@ class StepParts:
         Raises:
             ConfigError: they do not fit together, or the data cannot be read.
         """
-        batches = plan_training(run.task, run.data, run.train.length, run.shapes, 0)
+        batches = plan_training(run.task, run.data, run.train.length, run.shapes, 0, run.semi_supervised)
         with errors_at("task"), torch.device("meta"), replacing_weights():
             run.task(batches.dataset_info)
         model = place(build_model(run.task, batches.dataset_info, 0, init), run.train, CPU)
-        distilled = add_teachers(model, run.distill, batches.dataset_info)
+        wrapper = wrap_task(model, run, batches)
         check_model(model, run.train, batches.plan, run.data)
-        return cls(run, batches, model, distilled)
+        return cls(run, batches, model, wrapper)
 
     def make(self, models: Models, **training: Any) -> Step:
         """Build the step of these models; ``training``: values of the section ``train`` that differ."""
@@ -132,12 +132,15 @@ class StepParts:
         return make_step(models, optimizer, all_schedules(run.schedule, run.schedules, self.batches.plan), train, 0)
 
     def first_batch(self, samples: int, global_batch: GlobalBatch) -> Batch:
-        """Return the first samples as a batch, in the shape of ``global_batch``, after the transforms and the mixing.
+        """Return the first samples as a batch, in the shape of ``global_batch``, after the transforms and the mixing;
+        those of several streams are not mixed.
 
         Raises:
             ConfigError: a sample cannot be read, or not be mixed.
         """
         batch = self.batches.first_samples(samples, self.model, shape=global_batch.shape)
+        if self.batches.is_joint:
+            return batch
         with errors_at("data.mix"):
             for mix in self.run.data.mix:
                 batch = mix(batch, self.batches.dataset_info)
@@ -145,7 +148,7 @@ class StepParts:
 
     @cached_property
     def largest(self) -> tuple[GlobalBatch, Batch]:
-        """The global batch with most pixels, and samples in its shape; of a multi-task run the first batch."""
+        """The global batch with most pixels, and samples in its shape; of several streams the first batch."""
         plan = self.batches.plan
         global_batch = plan.global_batch(0)
         if self.batches.is_joint:

@@ -31,7 +31,7 @@ from opabinia.runtime.cuda_autocast import cuda_autocast_on_cpu
 from opabinia.runtime.log import log, silence
 from opabinia.runtime.operator_costs import Operator, OperatorCosts
 from opabinia.runtime.seeds import preserve_generators
-from opabinia.tasks.distillation import DistilledTask
+from opabinia.tasks.wrapper_base import TaskWrapper
 from opabinia.training.batch_size_search import repeat_samples
 from opabinia.training.flops import copy_without_values
 from opabinia.training.measurement import CPU, SAMPLES, StepParts
@@ -208,7 +208,7 @@ def _observe(parts: StepParts) -> tuple[str, ObservedStep, Footprint]:
 def can_be_fake(parts: StepParts) -> bool:
     """Return whether to try fake tensors. Networks of the transformers library read values and would keep fake tensors
     in caches of their functions."""
-    model = parts.distilled or parts.model
+    model = parts.wrapper or parts.model
     return "transformers" not in {type(module).__module__.partition(".")[0] for module in model.modules()}
 
 
@@ -239,10 +239,10 @@ class ObservedStep:
         self.operators: list[Operator] = []
         self.samples = 0
         with mode or nullcontext():
-            self._task = called = self._copy(parts.distilled or parts.model)
+            self._task = called = self._copy(parts.wrapper or parts.model)
             self._ema = ema = self._copy(parts.model) if parts.run.ema else None
-            distilled = called if isinstance(called, DistilledTask) else None
-            self._step = parts.make(Models(distilled.task if distilled else called, ema, distilled=distilled))
+            wrapper = called if isinstance(called, TaskWrapper) else None
+            self._step = parts.make(Models(wrapper.task if wrapper else called, ema, wrapper=wrapper))
             _init_state(self._step.optimizer)
         costs.add((*self._task.parameters(), *self._task.buffers()), "parameters")
         costs.add((*ema.parameters(), *ema.buffers()) if ema else (), "ema")

@@ -25,7 +25,7 @@ from opabinia.runtime.seeds import INIT, hash32, seed_sample
 from opabinia.training.settings import Training
 
 if TYPE_CHECKING:  # predictions do without it
-    from opabinia.tasks.distillation import DistilledTask
+    from opabinia.tasks.wrapper_base import TaskWrapper
 
 CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 """Memory formats by number of dimensions: weights of image and of video networks."""
@@ -38,16 +38,16 @@ class Models:
     Attributes:
         task: the model being trained.
         ema: a copy that holds the exponential moving average of its weights; None without EMA.
-        parallel: runs ``distilled`` or ``task`` on several ranks; None on one.
+        parallel: runs ``wrapper`` or ``task`` on several ranks; None on one.
         splits_norms: whether batch norms follow the batch schedule.
-        distilled: the task with its teachers, which a step calls instead; None without teachers.
+        wrapper: the task around it that a step calls instead; None without.
     """
 
     task: Task
     ema: Task | None = None
     parallel: ParallelTask | None = None
     splits_norms: bool = False
-    distilled: DistilledTask | None = None
+    wrapper: TaskWrapper | None = None
 
 
 def set_up(train: Training) -> tuple[torch.device, int]:
@@ -137,7 +137,7 @@ def place_models(
     *,
     ema: bool,
     splits_norms: bool,
-    distilled: DistilledTask | None = None,
+    wrapper: TaskWrapper | None = None,
 ) -> Models:
     """Place the model, its EMA copy and its teachers on the device and spread them over the ranks.
 
@@ -147,7 +147,7 @@ def place_models(
         device: device of this rank.
         ema: copy the model for an exponential moving average of its weights.
         splits_norms: batch norms follow the batch schedule.
-        distilled: the task with its teachers, if it has any.
+        wrapper: the task around it that a step calls instead, if there is one.
 
     Raises:
         ConfigError: the task has no backbone for activation checkpointing, or cannot be parallelized as configured.
@@ -164,18 +164,18 @@ def place_models(
     place(task, train, device)
     ema_task = copy.deepcopy(task) if ema else None
     models = [task, *([ema_task] if ema_task else [])]
-    if distilled is not None:
-        distilled.to(device)
-        models += [distilled.average] if distilled.average else []
+    if wrapper is not None:
+        wrapper.to(device)
+        models += [wrapper.average] if wrapper.average else []
     parallel = None
     if world_size() > 1:
         with errors_at("train.sync_batch_norm"):
             for model in models if train.sync_batch_norm else ():
                 convert_sync_batch_norm(model)
         with errors_at("train.parallel"):
-            parallel = train.parallel(distilled or task, models, device)
-    log_to_file("model", str(distilled or task))
-    return Models(task, ema_task, parallel, splits_norms, distilled)
+            parallel = train.parallel(wrapper or task, models, device)
+    log_to_file("model", str(wrapper or task))
+    return Models(task, ema_task, parallel, splits_norms, wrapper)
 
 
 def place(task: Task, train: Training, device: torch.device) -> Task:
@@ -225,4 +225,4 @@ def make_step(
         options = StepOptions(
             seed, train.precision, train.micro_batch_size, train.check_losses, train.on_nonfinite == "skip"
         )
-        return train.step(models.parallel or models.distilled or models.task, optimizer, schedules, options)
+        return train.step(models.parallel or models.wrapper or models.task, optimizer, schedules, options)

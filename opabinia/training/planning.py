@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from opabinia.config import ConfigError, Problem
 from opabinia.config.build import errors_at
@@ -19,7 +19,10 @@ from opabinia.runtime.processes import world_size
 from opabinia.runtime.text import plural
 from opabinia.training.loaders import TrainingBatches, plan_streams
 from opabinia.training.samples import read_dataset_info
-from opabinia.training.streams import TaskFactory, place_of, stream_sharing, training_streams
+from opabinia.training.streams import TaskFactory, stream_sharing, training_streams, with_unlabeled
+
+if TYPE_CHECKING:
+    from opabinia.tasks.semi_supervised.task import SemiSupervised
 
 
 def plan_training(
@@ -28,6 +31,7 @@ def plan_training(
     length: Duration,
     shapes: Callable[[RunSpec], BatchSchedule] | None,
     seed: int,
+    semi_supervised: SemiSupervised | None = None,
 ) -> TrainingBatches:
     """Read the description of the training data and plan all batches of the run.
 
@@ -37,14 +41,15 @@ def plan_training(
         length: length of the run.
         shapes: lays out batch sizes and image sizes over time; None: all batches are alike.
         seed: seed of the order of samples.
+        semi_supervised: section of the config with the unlabeled images; None without.
 
     Raises:
         ConfigError: the data does not fit the sampler, the batch size or the schedule.
     """
-    streams = training_streams(task, data)
-    if shapes is not None and SINGLE not in streams:
-        raise ConfigError(Problem("", "shapes", "a multi-task run has no batch shapes over time"))
-    shares = stream_sharing(task, streams)
+    streams = with_unlabeled(training_streams(task, data), semi_supervised)
+    if shapes is not None and tuple(streams) != (SINGLE,):
+        raise ConfigError(Problem("", "shapes", "a run with several streams has no batch shapes over time"))
+    shares = stream_sharing(task, streams, semi_supervised)
     batches = plan_streams(data, streams, shares, _dataset_info(streams, data.on_error == "skip"), length, seed)
     if shapes is None:
         return batches
@@ -67,11 +72,11 @@ def _dataset_info(streams: Mapping[str, TrainingStream], skip: bool) -> DatasetI
     Raises:
         ConfigError: a label is not one of the classes, a stream has no samples, or streams differ in channels.
     """
-    if SINGLE in streams:
+    if tuple(streams) == (SINGLE,):
         return read_dataset_info(streams[SINGLE], skip=skip)
-    for name, stream in streams.items():
+    for stream in streams.values():
         if not len(stream.source):
-            raise ConfigError(Problem("", place_of(name), "it has no samples"))
+            raise ConfigError(Problem("", stream.place, "it has no samples"))
     infos = {name: read_dataset_info(stream, skip=skip) for name, stream in streams.items()}
     read = {name: stream.source.channels for name, stream in streams.items()}
     for channels in (read, {name: info.channels for name, info in infos.items()}):
@@ -79,16 +84,18 @@ def _dataset_info(streams: Mapping[str, TrainingStream], skip: bool) -> DatasetI
         for name, count in others:
             if count != expected:
                 message = (
-                    f"its images have {plural(count, 'channel')}, those of {first} {expected}; they share a backbone"
+                    f"its images have {plural(count, 'channel')}, those of {first or 'data.train'} {expected}; they "
+                    "share a backbone"
                 )
-                raise ConfigError(Problem("", place_of(name), message))
+                raise ConfigError(Problem("", streams[name].place, message))
     samples = sum(info.samples for info in infos.values())
+    if SINGLE in infos:
+        return replace(infos[SINGLE], samples=samples)
     return DatasetInfo(samples=samples, channels=expected, streams=infos)
 
 
 def check_streams(task: Any, batches: TrainingBatches, micro_batch_size: int | None) -> None:
-    """Check that every task of a multi-task run gets as many samples of its stream as it needs, in each micro-batch of
-    each rank.
+    """Check that a task gets as many samples of each stream as it needs, in each micro-batch of each rank.
 
     Args:
         task: the model.
@@ -103,12 +110,16 @@ def check_streams(task: Any, batches: TrainingBatches, micro_batch_size: int | N
     world = world_size()
     largest = -(-batches.plan.global_batch(0).num_processed(world) // world)
     parts = 1 if micro_batch_size is None else -(-largest // micro_batch_size)
-    for name, subtask in task.tasks.items():
-        global_batch = batches.streams[task.stream_of(name)].plan.global_batch(0)
+    if batches.dataset_info.streams:
+        readers = [(f"task.tasks.{name}", subtask, task.stream_of(name)) for name, subtask in task.tasks.items()]
+    else:
+        readers = [(stream.dataset.place, task, name) for name, stream in batches.streams.items()]
+    for place, subtask, stream_name in readers:
+        global_batch = batches.streams[stream_name].plan.global_batch(0)
         count = max(1, min(len(global_batch.rank_range(rank, world)) for rank in range(world)) // parts)
         if count < subtask.min_samples_per_rank:
             message = (
                 f"it learns from {subtask.min_samples_per_rank} or more samples of a micro-batch per process, and has "
                 f"{count}: raise data.batch_size, train.micro_batch_size, or the share of its images"
             )
-            raise ConfigError(Problem("", f"task.tasks.{name}", message))
+            raise ConfigError(Problem("", place, message))

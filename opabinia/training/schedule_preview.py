@@ -16,7 +16,7 @@ from opabinia.data.collate import is_clip_shape
 from opabinia.data.sampling.batches import ConstantPlan, StagedPlan
 from opabinia.data.streams import SINGLE
 from opabinia.training.loaders import make_sampler
-from opabinia.training.streams import training_streams
+from opabinia.training.streams import training_streams, with_unlabeled
 from opabinia.visualization.drawing import ChartPanel, line_chart
 
 _CURVE_POINTS = 400
@@ -124,8 +124,8 @@ def schedule_preview(parts: Mapping[str, Any], processes: int = 1) -> SchedulePr
         ConfigError: the batches cannot be planned, or there are none.
     """
     data, length, shapes = parts["data"], parts["train"].length, parts["shapes"]
-    streams = training_streams(parts["task"], data)
-    joint = SINGLE not in streams
+    streams = with_unlabeled(training_streams(parts["task"], data), parts["semi_supervised"])
+    joint = tuple(streams) != (SINGLE,)
     samplers = [
         make_sampler(replace(stream, sampler=None if joint else stream.sampler), data.batch_size, 0)
         for stream in streams.values()

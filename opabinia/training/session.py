@@ -14,6 +14,8 @@ import torch
 from opabinia.config import ConfigError, Problem, register
 from opabinia.config.build import errors_at
 from opabinia.contracts import (
+    SINGLE,
+    UNLABELED,
     Clock,
     DatasetInfo,
     Hook,
@@ -31,6 +33,7 @@ from opabinia.contracts import (
 )
 from opabinia.data import Data
 from opabinia.data.sampling.batches import StagedPlan
+from opabinia.data.strong_views import check_keeps_positions
 from opabinia.engine.checkpointing.checkpoint import Snapshot
 from opabinia.engine.hooks.batch_schedule import ApplyBatchSchedule
 from opabinia.engine.hooks.bottleneck import Bottleneck
@@ -60,7 +63,9 @@ from opabinia.runtime.signals import Stopped
 from opabinia.runtime.text import plural
 from opabinia.tasks.distillation import Distill, DistilledTask
 from opabinia.tasks.multitask.partial_labels import use_first_view
+from opabinia.tasks.semi_supervised.task import SemiSupervised, SemiSupervisedTask
 from opabinia.tasks.teachers import build_teacher
+from opabinia.tasks.wrapper_base import TaskWrapper
 from opabinia.training.compiling import ReportCompiled, compile_modules
 from opabinia.training.initial_normalization import warn_of_other_normalization
 from opabinia.training.loaders import TrainingBatches, log_device_transforms, splits_norms
@@ -126,6 +131,7 @@ class TrainingRun:
         task: the model and its losses.
         init: pretrained weights to begin with; a resumed run has its own.
         distill: distillation from a teacher, in addition to the losses of the task.
+        semi_supervised: unlabeled images to learn from, too, by pseudo-labels; not together with ``distill``.
         data: training and validation data.
         shapes: sizes of batches and images over time; null leaves image sizes to the transforms.
         optimizer: optimizer of the task's parameters.
@@ -144,6 +150,7 @@ class TrainingRun:
     task: TaskPart
     init: Init | None = None
     distill: Distill | None = None
+    semi_supervised: SemiSupervised | None = None
     data: Data
     shapes: ShapesPart | None = None
     optimizer: OptimizerPart
@@ -178,7 +185,7 @@ class TrainingRun:
         log_to_file("environment", describe_environment(device, threads))
 
         # Data first: the model and the evaluators need its description.
-        batches = plan_training(self.task, self.data, self.train.length, self.shapes, seed)
+        batches = plan_training(self.task, self.data, self.train.length, self.shapes, seed, self.semi_supervised)
         warn_of_unusual_lengths(batches, self.schedule, self.ema)
         schedules = all_schedules(self.schedule, self.schedules, batches.plan)
         description = describe_run(batches, threads)
@@ -189,7 +196,7 @@ class TrainingRun:
         init = None if session.resume else self.init  # a resumed run has its own weights
         info = batches.dataset_info
         model = build_model(self.task, info, seed, init)
-        distilled = add_teachers(model, self.distill, info)
+        wrapper = wrap_task(model, self, batches)
         if session.resume is None:
             check_initial_weights(model, init)
         check_model(model, self.train, batches.plan, self.data)
@@ -200,7 +207,7 @@ class TrainingRun:
         summary = self._summary(session.title, model, batches, device, threads, start) if is_rank_zero() else []
         follows_stages = splits_norms(batches.plan, self.train.sync_batch_norm)
         models = place_models(
-            model, self.train, device, ema=self.ema is not None, splits_norms=follows_stages, distilled=distilled
+            model, self.train, device, ema=self.ema is not None, splits_norms=follows_stages, wrapper=wrapper
         )
         optimizer = make_optimizer(self.optimizer, model, self.param_groups, self.train, self.data.batch_size)
         step = make_step(models, optimizer, schedules, train, seed)
@@ -259,7 +266,7 @@ class TrainingRun:
         device: torch.device,
     ) -> dict[str, Hook]:
         """Build all hooks of the run, in the order in which they act."""
-        task, plan = models.distilled or models.task, batches.plan
+        task, plan = models.wrapper or models.task, batches.plan
         own_periods = {val_set.name: val_set.every for val_set in evaluation.validation if val_set.every is not None}
         periods = {val_set.name: val_set.every or self.evaluate.every for val_set in evaluation.validation}
         eta = Eta(device, periods)
@@ -307,7 +314,7 @@ class TrainingRun:
         return align_lines(
             {
                 "run": title,
-                "model": describe_model(task, use_first_view(sample)),
+                "model": describe_model(task, use_first_view(sample.get("streams", {}).get(SINGLE, sample))),
                 "data": describe_data(self.data, dataset_info),
                 **{f"  {name}": text for name, text in describe_streams(batches, task, sample).items()},
                 "device": describe_device(device, self.train, world_size(), threads, self.data.num_workers),
@@ -408,14 +415,26 @@ def build_model(
     return model
 
 
-def add_teachers(model: Task, distill: Distill | None, dataset_info: DatasetInfo) -> DistilledTask | None:
-    """Build the teachers of a model; None without the config section.
+def wrap_task(model: Task, run: TrainingRun, batches: TrainingBatches) -> TaskWrapper | None:
+    """Return the task around the model that a step calls in its place; None if it calls the model itself.
 
     Raises:
-        ConfigError: a teacher does not fit.
+        ConfigError: a teacher does not fit, or the task cannot learn from unlabeled images in this way.
     """
-    if distill is None:
-        return None
+    if run.distill is not None:
+        return _add_teachers(model, run.distill, batches.dataset_info)
+    if run.semi_supervised is not None:
+        with errors_at("semi_supervised"):
+            unlabeled = batches.streams[UNLABELED].dataset.source
+            labeler = run.semi_supervised.pseudo_labels(model, len(unlabeled))
+            if labeler.keeps_positions:
+                with errors_at("semi_supervised.strong"):
+                    check_keeps_positions(run.semi_supervised.strong, batches.dataset_info.channels)
+            return SemiSupervisedTask(model, labeler, run.semi_supervised)
+    return None
+
+
+def _add_teachers(model: Task, distill: Distill, dataset_info: DatasetInfo) -> DistilledTask:
     with errors_at("distill"):
         needs_logits = distill.logits_weight > 0
         teachers = [

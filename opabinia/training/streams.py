@@ -4,14 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from opabinia.config.build import errors_at
 from opabinia.config.datasets import task_validation
-from opabinia.contracts import CombiningTransform, DatasetInfo, SubtaskData, SubtaskStreams, Task, TrainingStream
+from opabinia.contracts import (
+    UNLABELED,
+    CombiningTransform,
+    DatasetInfo,
+    SubtaskData,
+    SubtaskStreams,
+    Task,
+    TrainingStream,
+)
 from opabinia.data import Data
 from opabinia.data.missing_labels import MarkMissingLabels
+from opabinia.data.sources.wrapper import Indexed, Unlabeled
 from opabinia.data.streams import SINGLE
 from opabinia.data.streams.order import StreamShares, stream_shares
+from opabinia.data.strong_views import StrongView
+
+if TYPE_CHECKING:  # predictions do without it
+    from opabinia.tasks.semi_supervised.task import SemiSupervised
 
 TaskFactory = Callable[[DatasetInfo], Task]
 
@@ -20,11 +34,6 @@ def subtasks(task: TaskFactory) -> Mapping[str, SubtaskStreams]:
     """Return the tasks of a multi-task run by name."""
     tasks = getattr(task, "keywords", {}).get("tasks") or {}
     return {name: subtask for name, subtask in tasks.items() if isinstance(subtask, SubtaskStreams)}
-
-
-def place_of(stream: str) -> str:
-    """Return the place in the config of the training data of a stream."""
-    return f"task.tasks.{stream}.data.train" if stream else "data.train"
 
 
 def training_streams(task: TaskFactory, data: Data) -> dict[str, TrainingStream]:
@@ -51,18 +60,44 @@ def training_streams(task: TaskFactory, data: Data) -> dict[str, TrainingStream]
             shuffle=section.shuffle,
             sampler=section.sampler,
             mix=section.mix,
+            place=f"task.tasks.{name}.data.train" if name else "data.train",
         )
         with errors_at(f"task.tasks.{name}.data"):
             streams[name] = mark_missing_labels(stream) if name else stream
     return streams
 
 
-def stream_sharing(task: TaskFactory, streams: Mapping[str, TrainingStream]) -> StreamShares:
+def with_unlabeled(
+    streams: Mapping[str, TrainingStream], semi_supervised: SemiSupervised | None
+) -> dict[str, TrainingStream]:
+    """Return the streams of a run with that of its unlabeled images, if it is semi-supervised.
+
+    Samples of that stream have both views and their ``index``, and the labels that their source has, if its classes are
+    those of the labeled data: these are the ground truth that pseudo-labels are compared with.
+    """
+    if semi_supervised is None:
+        return dict(streams)
+    source, transforms = semi_supervised.unlabeled.source, semi_supervised.unlabeled.transforms
+    if source.classes != streams[SINGLE].source.classes:
+        source = Unlabeled(source=source)
+    unlabeled = TrainingStream(
+        source=Indexed(source=source),
+        transforms=[*transforms, StrongView(semi_supervised.strong)],
+        place="semi_supervised.unlabeled",
+    )
+    return {**streams, UNLABELED: unlabeled}
+
+
+def stream_sharing(
+    task: TaskFactory, streams: Mapping[str, TrainingStream], semi_supervised: SemiSupervised | None = None
+) -> StreamShares:
     """Return how streams share batches.
 
     Raises:
         ConfigError: the shares do not sum to 1.
     """
+    if semi_supervised is not None:
+        return StreamShares({SINGLE: 1 - semi_supervised.batch_share, UNLABELED: semi_supervised.batch_share})
     if SINGLE in streams:
         return StreamShares({SINGLE: 1.0})
     given = {name: subtasks(task)[name].batch_share for name in streams}

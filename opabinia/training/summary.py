@@ -107,8 +107,8 @@ def describe_samples(dataset_info: DatasetInfo) -> str:
 
 
 def describe_streams(batches: TrainingBatches, model: Task, sample: Batch) -> dict[str, str]:
-    """Describe each stream of a multi-task run by its name, such as ``1600 samples of 10 classes, 8 of 16 in a batch,
-    1.2 epochs; 6.2 GFLOP per sample (forward)``, of all its tasks; empty for other runs.
+    """Describe each stream of a run with several ones by its name, such as ``1600 samples of 10 classes, 8 of 16 in a
+    batch, 1.2 epochs; 6.2 GFLOP per sample (forward)``, of all tasks of a multi-task run; empty for other runs.
 
     Args:
         batches: training batches of the run.
@@ -123,8 +123,10 @@ def describe_streams(batches: TrainingBatches, model: Task, sample: Batch) -> di
         amount = f"{stream.plan.global_batch(0).count} of {batches.data.batch_size} in a batch"
         amount = amount if turns == 1 else f"{turns:.0%} of the steps"
         epochs = f"{cycle.steps_before(name, total) / (stream.plan.steps_per_epoch or 1):.3g} epochs"
-        flops = count_forward_flops(model, {**sample, "streams": {name: sample["streams"][name]}})
-        texts[name] = "; ".join([f"{samples}, {amount}, {epochs}", *([describe_flops(flops)] if flops else [])])
+        of_tasks = {**sample, "streams": {name: sample["streams"][name]}} if batches.dataset_info.streams else None
+        flops = count_forward_flops(model, of_tasks) if of_tasks else None
+        described = [describe_flops(flops)] if flops else []
+        texts[name or "labeled"] = "; ".join([f"{samples}, {amount}, {epochs}", *described])
     return texts
 
 

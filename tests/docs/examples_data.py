@@ -36,6 +36,9 @@ SMALL_SCENES = ["vars.short=[64]", "vars.test=64", "data.batch_size=4", *TWO_STE
 
 OVERRIDES = {
     "classification/digits": ["data.sampler={name: subset, num_samples: 64}", "train.length=2ep"],
+    "classification/digits_semi": ["semi_supervised.warmup=1it", *TWO_STEPS],
+    "segmentation/digits_semi": ["semi_supervised.warmup=1it", "data.batch_size=4", *TWO_STEPS],
+    "detection/digits_semi": ["semi_supervised.warmup=1it", "data.batch_size=4", *TWO_STEPS],
     "classification/placed_digits": [*DIGITS, "data.sampler={name: subset, num_samples: 50}", *TWO_STEPS],
     "detection/bccd": SMALL_SCENES,
     "detection/coco_format": SMALL_SCENES,

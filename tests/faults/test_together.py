@@ -50,6 +50,10 @@ def test_training_does_not_depend_on_the_number_of_workers(
     assert metrics(trained(1, f"data.num_workers={workers}")) == metrics(one_process_run)
 
 
+SEMI_SUPERVISED = (
+    "semi_supervised={unlabeled: {source: {name: some_digits, n: 80}}, strong: [{name: random_erase, mean: [0.3]}], "
+    "pseudo_labels: {name: classes, threshold: 0.3, flexible: true}, batch_share: 0.6, warmup: 2it, decay: 0.8}"
+)
 VARIANTS = {
     "gradient accumulation": ["train.micro_batch_size=5"],
     "clipped": ["train.step={name: standard, clip_norm: 0.5}"],
@@ -71,6 +75,9 @@ VARIANTS = {
     "progressive sizes": ["shapes={name: progressive, start: 4, end: 8, multiple: 4}"],
     "a teacher": ["distill={run: ALONE}"],
     "its EMA as a teacher": ["distill={teachers: [{run: ALONE}], ema_teacher: {decay: 0.8}}"],
+    "semi-supervised": [SEMI_SUPERVISED],
+    "semi-supervised with gradient accumulation": [SEMI_SUPERVISED, "train.micro_batch_size=5"],
+    "semi-supervised and sharded": [SEMI_SUPERVISED, "train.parallel={name: fsdp, min_num_params: 100}"],
     "half precision": ["train.precision=bf16"],
     "a static graph": ["train.parallel={name: ddp, static_graph: true}"],
     "a static graph with gradient accumulation": [
@@ -105,7 +112,7 @@ VARIANTS = {
 }
 
 
-QUICK = ("gradient accumulation",)
+QUICK = ("gradient accumulation", "semi-supervised")
 
 
 @pytest.mark.parametrize(

@@ -124,12 +124,13 @@ def joins_losses(import_: Import) -> bool:
 
 
 def joins_tasks(import_: Import) -> bool:
-    """A task imports no other task; ``distillation`` wraps any task; ``*_base`` and three helper modules are shared."""
+    """A task imports no other task; ``distillation`` and ``semi_supervised`` wrap any task; ``*_base`` and three helper
+    modules are shared."""
     if not subpackage(import_.source) == subpackage(import_.target) == "tasks":
         return False
     source, target = import_.source.split(".")[2], import_.target.split(".")[2]
     shared = target.endswith("_base") or target in ("dataset_checks", "step_hooks", "teachers")
-    return not shared and source not in {target, "distillation", "__init__"}
+    return not shared and source not in {target, "distillation", "semi_supervised", "__init__"}
 
 
 def reads_config(import_: Import) -> bool:

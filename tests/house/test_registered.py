@@ -52,6 +52,7 @@ from opabinia.contracts import (
     LossBalance,
     Neck,
     Predictions,
+    PseudoLabeler,
     RaggedArray,
     RunSpec,
     Sample,
@@ -138,6 +139,7 @@ MINIMAL: dict[tuple[str, str], dict[str, Any]] = {
     ("section", "data"): {"batch_size": 2},
     ("section", "init"): {"weights": "x.pth"},
     ("section", "evaluator_run"): {"evaluator": "knn"},
+    ("section", "semi_supervised"): {"unlabeled": {"source": "digits"}, "pseudo_labels": "classes"},
     ("section", "subtask"): {"task": {"name": "classification", "backbone": "shared"}},
     ("section", "task_transforms"): {"tasks": ["digits"]},
     ("section", "train"): {"length": "1ep"},
@@ -161,6 +163,7 @@ MINIMAL: dict[tuple[str, str], dict[str, Any]] = {
     ("source", "image_labels"): {"source": "digit_scenes"},
     ("source", "indexed"): {"source": "digits"},
     ("source", "object_maps"): {"source": {"name": "digit_scenes", "masks": True}},
+    ("source", "random_part"): {"source": "digits"},
     ("source", "shards"): {"files": "SHARD"},
     ("source", "stuff_maps"): {"source": {"name": "digit_maps", "panoptic": True}},
     ("source", "subset"): {"source": "digits", "file": "SPLIT"},
@@ -623,6 +626,12 @@ def balance_works(make: Callable[[list[str]], LossBalance], folder: Path) -> Non
     assert layer.weight.grad is not None and layer.weight.grad.isfinite().all()
 
 
+def pseudo_labels_work(make: Callable[[Task, int], PseudoLabeler], folder: Path) -> None:
+    """Labels themselves are tested in tests/tasks/test_semi_supervised.py."""
+    with pytest.raises(ConfigError, match="the task is Line"):
+        make(Line(), 4)
+
+
 def metric_loss_works(loss: Callable[[Tensor, Tensor], Tensor], folder: Path) -> None:
     features = torch.tensor([[1.0, 0.2], [0.1, 1.0], [0.9, 0.5], [-0.5, 1.0]], requires_grad=True)
     value = loss(features, torch.tensor([0, 0, 3, 3]))
@@ -808,6 +817,7 @@ FAMILY_CHECKS: dict[str, Callable[[Any, Path], None]] = {
     "loss": loss_works,
     "balance": balance_works,
     "metric_loss": metric_loss_works,
+    "pseudo_labels": pseudo_labels_work,
     "optimizer": optimizer_works,
     "schedule": schedule_works,
     "source": source_works,

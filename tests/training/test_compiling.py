@@ -146,7 +146,7 @@ def test_averages_and_teachers_are_compiled_like_the_model(graphs: list[int]) ->
     task = Classification(INFO, backbone=partial(timm, model="test_resnet"))
     distilled = DistilledTask(task, [], Distill(ema_teacher=EmaTeacher()))
     batch = {"image": torch.rand(2, 1, 32, 32), "label": torch.tensor([0, 1]), "id": list("ab")}
-    compile_modules(Models(task, distilled=distilled), CPU)
+    compile_modules(Models(task, wrapper=distilled), CPU)
     for _ in range(2):
         distilled(batch, Clock(total_steps=2))
     assert len(graphs) == 1 + 2 * 6, "after the test of the compiler, normalize, backbone and head of both, twice"

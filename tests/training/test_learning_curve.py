@@ -9,8 +9,9 @@ import pytest
 from PIL import Image
 
 from opabinia.contracts import Source, SourceInfo
+from opabinia.data.sources.subset import nested_order
 from opabinia.training.launch import train
-from opabinia.training.learning_curve import learning_curve, nested_order
+from opabinia.training.learning_curve import learning_curve
 
 SHORT = ["train.length=12it", "train.device=cpu", "train.num_threads=1", "data.num_workers=0", "data.batch_size=4"]
 

@@ -55,6 +55,7 @@ from opabinia.data.sources.segmentation_presets import cityscapes as cityscapes
 from opabinia.data.sources.segmentation_presets import coco_stuff as coco_stuff
 from opabinia.data.sources.segmentation_presets import voc_segmentation as voc_segmentation
 from opabinia.data.sources.shards import Shards as Shards
+from opabinia.data.sources.subset import random_part as random_part
 from opabinia.data.sources.subset import subset as subset
 from opabinia.data.sources.synthetic import Synthetic as Synthetic
 from opabinia.data.sources.table import ImagePairs as ImagePairs

@@ -1,4 +1,4 @@
-"""A part of a source: the training or the validation samples of a split that a file holds."""
+"""A part of a source: the training or the validation samples of a split that a file holds, or some drawn at random."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ import json
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
+from annotated_types import Interval
 from numpy.typing import NDArray
 from typing_extensions import TypedDict
 
 from opabinia.config import register
-from opabinia.contracts import Batch, Indices, InputPath, Sample, Source, SourceInfo, SourcePart
+from opabinia.contracts import Batch, Count, Indices, InputPath, Sample, Source, SourceInfo, SourcePart
 from opabinia.data.sources.wrapper import Wrapper, select_samples
 from opabinia.runtime.files import disk_errors, write_atomic
 from opabinia.runtime.json_files import InvalidFile, read_json
@@ -67,6 +68,78 @@ def subset(
         raise ValueError(f"{file}: none of {plural(len(source), 'sample')} is for {split}")
     selected = select_samples(source, indices)
     return _Identities(selected, split) if identities or source.info.identities else selected
+
+
+@register.source
+def random_part(
+    *,
+    source: SourcePart,
+    fraction: Annotated[float, Interval(gt=0, lt=1)] = 0.1,
+    per_class: Count | None = None,
+    part: Literal["chosen", "rest"] = "chosen",
+    seed: int = 0,
+) -> Source:
+    """Samples of any source, drawn at random, or all others: a few labeled images, and unlabeled ones to learn from.
+
+    A larger part with the same seed has all samples of a smaller one.
+
+    Args:
+        source: all samples.
+        fraction: share of the samples that are chosen, of each class if every sample has one label.
+        per_class: number of samples of each class that are chosen, instead of ``fraction``.
+        part: the ``chosen`` samples or the ``rest``.
+        seed: seed of the choice.
+
+    Example::
+
+        source: {name: random_part, source: {name: digits}, per_class: 4}
+
+    Raises:
+        ValueError: for ``per_class`` samples do not have one label each, or a class has too few; or no sample is left.
+    """
+    order = nested_order(source, seed)
+    if per_class is None:
+        chosen = order[: round(fraction * len(order))]
+    else:
+        chosen = _first_of_each_class(source, order, per_class)
+    selected = np.zeros(len(source), dtype=bool)
+    selected[chosen] = True
+    indices = np.flatnonzero(selected == (part == "chosen"))
+    if not len(indices):
+        raise ValueError(f"none of {plural(len(source), 'sample')} is {part}")
+    return select_samples(source, indices)
+
+
+def _first_of_each_class(source: Source, order: Indices, count: int) -> Indices:
+    labels = source.info.single_labels
+    if labels is None:
+        raise ValueError("per_class: the source does not have one label per sample; take fraction")
+    available = np.bincount(labels, minlength=len(source.classes))
+    if available.min() < count:
+        fewest = source.classes[int(available.argmin())]
+        raise ValueError(f"per_class: {count} samples of each class; {fewest} has {available.min()}")
+    return np.concatenate([order[labels[order] == label][:count] for label in range(len(available))])
+
+
+def nested_order(source: Source, seed: int = 0) -> Indices:
+    """Return all samples in a random order of which each beginning has the same share of each class, up to one sample;
+    the images of an identity follow each other.
+
+    Args:
+        source: the samples.
+        seed: seed of the order.
+    """
+    random, count = np.random.default_rng(seed), len(source)
+    labels = source.info.single_labels
+    if labels is None:
+        return random.permutation(count)
+    if source.info.identities:
+        return np.argsort(random.permutation(int(labels.max()) + 1)[labels], kind="stable")
+    places = np.empty(count)
+    for label in np.unique(labels):
+        members = np.flatnonzero(labels == label)
+        places[members] = (random.permutation(len(members)) + random.random()) / len(members)
+    return np.argsort(places, kind="stable")
 
 
 def write_split(file: Path, keys: Iterable[str]) -> None:

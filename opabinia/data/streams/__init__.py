@@ -1,7 +1,7 @@
 """Streams of training data: each has its own order of samples, and the batch of a step joins those of several streams.
 
-A multi-task run has a stream for each task with training data, any other run has one.
+A multi-task run has a stream for each task with training data, a semi-supervised run one of labeled and one of
+unlabeled images, any other run has one.
 """
 
-SINGLE = ""
-"""Name of the only stream of a run of one task."""
+from opabinia.contracts.streams import SINGLE as SINGLE

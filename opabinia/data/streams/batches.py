@@ -49,7 +49,7 @@ def joint_requests(
 def join_batches(
     global_batch: GlobalBatch, batches: Mapping[str, Batch], global_batches: Mapping[str, GlobalBatch]
 ) -> Batch:
-    """Return the batch of a multi-task step, see :data:`opabinia.contracts.Batch`.
+    """Return the batch of a step with several streams, see :data:`opabinia.contracts.Batch`.
 
     Args:
         global_batch: the global batch.
@@ -57,7 +57,8 @@ def join_batches(
         global_batches: the global batch of each stream.
     """
     streams = {
-        name: {**batch, "id": [f"{name}/{sample_id}" for sample_id in batch["id"]]} for name, batch in batches.items()
+        name: {**batch, "id": [f"{name}/{sample_id}" for sample_id in batch["id"]]} if name != SINGLE else batch
+        for name, batch in batches.items()
     }
     ids = [sample_id for batch in streams.values() for sample_id in batch["id"]]
     return {"streams": streams, "id": ids, "global_batch": global_batch, "global_batches": dict(global_batches)}
@@ -78,7 +79,7 @@ class JointReader(Dataset[Any]):
         results: dict[str, Any] = {}
         for name, stream_request in request.streams.items():
             results[name] = self.readers[name][stream_request]
-            if name == SINGLE or not isinstance(results[name], LoadedBatch):  # or an error
+            if tuple(self.readers) == (SINGLE,) or not isinstance(results[name], LoadedBatch):  # or an error
                 return results[name]
         batches = {name: result.batch for name, result in results.items()}
         global_batches = {name: stream_request.global_batch for name, stream_request in request.streams.items()}

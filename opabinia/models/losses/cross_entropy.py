@@ -50,7 +50,7 @@ def cross_entropy(
 
     Args:
         logits: B x K.
-        targets: class labels (int64, B) or probabilities (float, B x K).
+        targets: class labels (int64, B) or probabilities (float, B x K). A row of zeros has the loss 0.
         label_smoothing: share e of the target that is spread over other classes.
         smoothing_classes: ``all``: e/K for all K classes, as in torch, basecls and VISSL; ``others``: e/(K-1) for the
             other classes, as in FastReID.
@@ -58,10 +58,20 @@ def cross_entropy(
 
     Example: logits [2, 1, 0.1], class 0: 0.4170; with ``label_smoothing=0.1``: 0.5137.
     """
-    if smoothing_classes == "others" and label_smoothing:
+    if label_smoothing and targets.is_floating_point():
+        targets, label_smoothing = _smooth_rows(targets, label_smoothing, smoothing_classes), 0.0
+    elif label_smoothing and smoothing_classes == "others":
         targets, label_smoothing = soft_targets(targets, logits.shape[1], label_smoothing, "others"), 0.0
     losses = F.cross_entropy(logits, targets, label_smoothing=label_smoothing, reduction="none")
     return _average(losses, averaged_samples)
+
+
+def _smooth_rows(targets: Tensor, smoothing: float, smoothing_classes: SmoothingClasses) -> Tensor:
+    """Smooth probabilities (B x K); each row keeps its sum."""
+    sums, classes = targets.sum(1, keepdim=True), targets.shape[1]
+    if smoothing_classes == "all":
+        return targets * (1 - smoothing) + sums * (smoothing / classes)
+    return targets * (1 - smoothing) + (sums - targets) * (smoothing / (classes - 1))
 
 
 @register.loss

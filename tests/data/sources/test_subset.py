@@ -28,10 +28,12 @@ from opabinia.data.sources import (
     ObjectMaps,
     Shards,
     Table,
+    Unlabeled,
     Videos,
     VideoViews,
     class_folders,
     coco,
+    random_part,
     subset,
 )
 from opabinia.data.sources.named import ImageFiles
@@ -228,3 +230,40 @@ def test_a_million_keys_are_read_fast(tmp_path: Path) -> None:
     start = time.process_time()
     assert len(subset(source=source, file=tmp_path / "split.json", split="val")) == 20_000
     assert time.process_time() - start < 4  # measured: 0.5
+
+
+# --- a part drawn at random -------------------------------------------------------------------------------------------
+
+
+def test_the_same_number_of_samples_of_each_class_is_drawn() -> None:
+    source = Digits()
+    chosen, rest = (random_part(source=source, per_class=4, part=part) for part in ("chosen", "rest"))  # type: ignore[arg-type]
+    assert np.bincount(np.array(chosen.info.single_labels)).tolist() == [4] * 10
+    ids = [[part.id(index) for index in range(len(part))] for part in (chosen, rest)]
+    assert sorted(ids[0] + ids[1]) == sorted(source.id(index) for index in range(len(source)))
+    more = random_part(source=source, per_class=5)
+    assert set(ids[0]) < {more.id(index) for index in range(len(more))}
+    other = random_part(source=source, per_class=4, seed=1)
+    assert set(ids[0]) != {other.id(index) for index in range(len(other))}
+    assert random_part(source=source, per_class=4).fingerprint() == chosen.fingerprint() != rest.fingerprint()
+
+
+def test_a_fraction_has_the_shares_of_the_classes() -> None:
+    source = Digits()
+    part = random_part(source=source, fraction=0.2)
+    assert len(part) == round(0.2 * len(source))
+    expected = np.bincount(np.array(source.info.single_labels)) * 0.2
+    assert np.abs(np.bincount(np.array(part.info.single_labels)) - expected).max() <= 1
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"source": Digits(), "per_class": 1000}, "1000 samples of each class; . has 1"),
+        ({"source": Digits(), "fraction": 0.0001}, "none of 1437 samples is chosen"),
+        ({"source": Unlabeled(source=Digits()), "per_class": 1}, "not have one label per sample; take fraction"),
+    ],
+)
+def test_parts_that_cannot_be_drawn(keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        random_part(**keys)
