@@ -38,15 +38,16 @@ class Precision(StrEnum):
 
 
 Format = Annotated[
-    Literal["onnx", "openvino", "torch", "huggingface"],
+    Literal["onnx", "openvino", "torch", "executorch", "litert", "huggingface"],
     typer.Option(
         "--format",
-        help="ONNX, OpenVINO, torch.export (.pt2), or a folder in the layout of the Hugging Face Hub.",
+        help="ONNX, OpenVINO, torch.export (.pt2), for phones and small devices ExecuTorch (.pte) or LiteRT (.tflite), "
+        "or a folder in the layout of the Hugging Face Hub.",
     ),
 ]
 OUT = (
-    "File (.onnx, .pt2) or folder (OpenVINO, Hugging Face) to write; default: RUN/export/model.onnx or the like, with "
-    "--task A RUN/export/A-model.onnx."
+    "File (.onnx, .pt2, .pte, .tflite) or folder (OpenVINO, Hugging Face) to write; default: RUN/export/model.onnx or "
+    "the like, with --task A RUN/export/A-model.onnx."
 )
 Tolerance = Annotated[float, typer.Option(min=0, help="Largest allowed difference from the outputs of the original.")]
 Evaluate = Annotated[

@@ -31,7 +31,7 @@ Run = Annotated[
     typer.Argument(
         metavar="RUN|RECIPE|EXPORTED",
         show_default=False,
-        help="A run folder, an exported model.onnx or model.xml, or with --weights FILE a recipe.",
+        help="A run folder, an exported model (.onnx, .xml, .pte, .tflite), or with --weights FILE a recipe.",
     ),
 ]
 TokenFile = Annotated[

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from opabinia.cli.errors import option_error
+from opabinia.inference.serving.address import EXPORTED
 from opabinia.runtime.local_copies import local_copy
 from opabinia.runtime.storage import is_url
 
@@ -40,7 +41,7 @@ def open_run(
             from opabinia.training.run_folder import copy_downloaded_run
 
             return copy_downloaded_run(run), cast("Weights | None", weights), overrides
-        if Path(run).suffix in (".onnx", ".xml"):
+        if Path(run).suffix in EXPORTED:
             message = "is an exported model, for `opabinia serve` or predict.py next to it; give the folder of a run"
             raise option_error("", f"{run} {message}")
         if not Path(run).is_dir() and (Path(run).is_file() or run in packaged_names()):

@@ -22,9 +22,9 @@ import opabinia
 from opabinia.config import ConfigError
 from opabinia.contracts import DatasetInfo, Detector, ExportModule, relative_difference
 from opabinia.data.sources import Digits
-from opabinia.inference.export import export
+from opabinia.inference.export import Measured, export
 from opabinia.inference.export.description import Description
-from opabinia.inference.export.files import LIBRARIES, trace, write_file
+from opabinia.inference.export.files import LIBRARIES, GraphForm, trace, write_file
 from opabinia.inference.export.job import ExportJob, ExportMismatch
 from opabinia.inference.export.precision import write_fp16
 from opabinia.inference.export.runtimes import open_runtime
@@ -137,10 +137,15 @@ def in_onnxruntime(path: Path, inputs: Mapping[str, Tensor]) -> dict[str, Tensor
     return {name: torch.from_numpy(value) for name, value in zip(names, values, strict=True)}
 
 
-def written(form: Literal["torch", "onnx", "openvino"], path: Path, job: ExportJob, tolerance: float) -> list[str]:
+def skip_without_libraries(form: str) -> None:
+    needs = LIBRARIES.get(form)
+    for library in needs.libraries if needs else ():
+        pytest.importorskip(library, reason=f"{library} is absent: pip install 'opabinia[{form}]'")
+
+
+def written(form: GraphForm, path: Path, job: ExportJob, tolerance: float) -> list[str]:
     """Write a graph, and return the lines that are printed."""
-    for library in LIBRARIES.get(form, ()):
-        pytest.importorskip(library, reason=f"{library} is absent: pip install 'opabinia[openvino]'")
+    skip_without_libraries(form)
     with progress_bar("export", 2, unit="steps") as bar:
         return write_file(form, path, job, tolerance, "some samples", bar)
 
@@ -398,6 +403,32 @@ def test_a_missing_library_is_named(run: Path, tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr("opabinia.inference.export.files.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"ONNX needs onnx: pip install 'opabinia\[export\]'"):
         export(run, tmp_path / "model.onnx")
+    with pytest.raises(ConfigError, match=r"LiteRT needs litert-torch: pip install 'opabinia\[litert\]'"):
+        export(run, tmp_path / "model.tflite", form="litert")
+
+
+def test_formats_for_small_devices_have_one_precision(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--precision: only ONNX and OpenVINO models .*: --format onnx"):
+        export(run, tmp_path / "model.pte", form="executorch", measured=Measured(["int8"]))
+    with pytest.raises(ConfigError, match=r"--evaluate: --format torch is not evaluated; .*: onnx, openvino, exec"):
+        export(run, tmp_path / "model.pt2", form="torch", measured=Measured())
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["executorch", "litert"])
+def test_a_model_with_an_operator_that_a_format_lacks(form: GraphForm, tmp_path: Path) -> None:
+    class Eigenvalues(ExportModule):
+        def forward(self, image: Tensor) -> dict[str, Tensor]:
+            return {"values": torch.linalg.eigvals(image).real}
+
+        def expected(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+            return self.forward(**inputs)
+
+    job = job_of(Eigenvalues(nn.Identity()), image=torch.rand(2, 1, 4, 4))
+    with pytest.raises(ConfigError, match=r"--format: (ExecuTorch|LiteRT) cannot take this model: .+--format onnx"):
+        written(form, tmp_path / "file", job, 1e-4)
+    assert not list(tmp_path.iterdir())
 
 
 def test_invalid_paths_are_refused(run: Path, tmp_path: Path) -> None:

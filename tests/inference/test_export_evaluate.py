@@ -320,11 +320,39 @@ def test_an_openvino_export_writes_a_folder_for_each_precision(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("form", "absent"), [("executorch", "opabinia"), ("litert", "torch")])
+def test_files_for_small_devices(form: Literal["executorch", "litert"], absent: str, run: Path, tmp_path: Path) -> None:
+    """They are evaluated, served, and predict images by ``predict.py`` in a process without this library; LiteRT's also
+    without torch."""
+    for library in LIBRARIES[form].libraries:
+        pytest.importorskip(library, reason=f"the extra {form} is absent")
+    run = Path(shutil.copytree(run, tmp_path / "digits" / "default"))
+    path = export(run, form=form, measured=Measured(max_drop=0.01))
+    assert sorted(file.name for file in path.parent.iterdir()) == [path.name, "predict.py"]
+    source, file = Digits(split="val"), tmp_path / "0.png"
+    Image.fromarray(source[0]["image"][0].numpy()).save(file)
+    code = (
+        f"import sys, runpy; sys.modules.update(opabinia=None); sys.modules[{absent!r}] = None; sys.argv = sys.argv[1:]"
+    )
+    code += "; runpy.run_path(sys.argv[0], run_name='__main__')"
+    command = [sys.executable, "-c", code, str(path.with_name("predict.py")), str(path), str(file)]
+    line = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
+    expected = opabinia.load(run)(file).readable["top"][0]
+    assert (line["class"], line["probability"]) == (expected["class"], pytest.approx(expected["probability"], abs=0.02))
+    inference = Inference(load_exported(path), Limits(bytes=10**6, pixels=10**6, waiting=1))
+    (result,) = inference([Upload("0.png", file.read_bytes())])
+    assert result["top"][0]["class"] == expected["class"]
+    path.write_bytes(b"damaged")
+    with pytest.raises(ConfigError, match=r"is not an? (ExecuTorch|LiteRT) file of opabinia export"):
+        load_exported(path)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("form", "absent"), [("onnx", "openvino"), ("openvino", "onnxruntime")])
 def test_the_script_needs_three_libraries(
     form: Literal["onnx", "openvino"], absent: str, run: Path, tmp_path: Path
 ) -> None:
-    for library in LIBRARIES[form]:
+    for library in LIBRARIES[form].libraries:
         pytest.importorskip(library, reason="the extra openvino is absent")
     run = Path(shutil.copytree(run, tmp_path / "digits" / "default"))
     path = export(run, form=form)

@@ -235,7 +235,7 @@ def test_exported_function_of_all_tasks(task: Multitask, monkeypatch: pytest.Mon
 
 @pytest.mark.slow
 def test_one_onnx_file_has_the_outputs_of_all_tasks(task: Multitask, tmp_path: Path) -> None:
-    for library in LIBRARIES["onnx"]:
+    for library in LIBRARIES["onnx"].libraries:
         pytest.importorskip(library, reason=f"{library} is absent: pip install 'opabinia[export]'")
     selected, names = task.select(["boxes", "maps", "kinds"]), {"boxes": SCENES, "maps": SCENES, "kinds": IMAGES}
     module = selected.export_module()

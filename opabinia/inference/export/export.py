@@ -18,10 +18,10 @@ from opabinia.contracts import ExportModule, Sample
 from opabinia.inference.export import predict_script
 from opabinia.inference.export.description import describe
 from opabinia.inference.export.evaluate import Evaluation, open_evaluations, score_table
-from opabinia.inference.export.files import check_libraries, total_size, write_file
+from opabinia.inference.export.files import GraphForm, check_libraries, total_size, write_file
 from opabinia.inference.export.hugging_face import write_layout
 from opabinia.inference.export.job import ExportJob, ExportMismatch
-from opabinia.inference.export.measured_files import Measured, MeasuredFiles, measure_files
+from opabinia.inference.export.measured_files import EVALUATED, Measured, MeasuredFiles, measure_files
 from opabinia.inference.export.samples import COMPARED, calibration_inputs, fitting_tasks, select_samples
 from opabinia.inference.load import RunModel
 from opabinia.inference.predictor import Predictor
@@ -33,11 +33,13 @@ from opabinia.tasks.multitask import Multitask
 from opabinia.training.run_folder import chosen_checkpoint, resolve
 from opabinia.training.trained_model import Weights
 
-Form = Literal["onnx", "openvino", "torch", "huggingface"]
+Form = Literal[GraphForm, "huggingface"]
 NAMES: Mapping[Form, str] = {
     "onnx": "model.onnx",
     "openvino": "openvino",
     "torch": "model.pt2",
+    "executorch": "model.pte",
+    "litert": "model.tflite",
     "huggingface": "hugging_face",
 }
 
@@ -59,19 +61,20 @@ def export(
 
     ``onnx`` and ``torch`` write one file: the function from images, as the validation transforms give them, to
     predictions by name (:meth:`opabinia.contracts.Task.export_module`). ``openvino`` writes the same as a folder with
-    ``model.xml`` and ``model.bin``. ``huggingface`` writes a folder: weights, config, model card; it is also a run
-    folder for :func:`opabinia.load` and the commands.
+    ``model.xml`` and ``model.bin``, ``executorch`` and ``litert`` as a file for one sample. ``huggingface`` writes a
+    folder: weights, config, model card; it is also a run folder for :func:`opabinia.load` and the commands.
 
     Args:
         run: the run folder.
-        out: the file (``onnx``: ``.onnx``, ``torch``: ``.pt2``) or folder (others) to write, which must not exist;
-            None: ``export/model.onnx`` (and so on) in the run folder, with the names of ``task`` before it.
+        out: the file (``onnx``: ``.onnx``, ``torch``: ``.pt2``, ``executorch``: ``.pte``, ``litert``: ``.tflite``) or
+            folder (others) to write, which must not exist; None: ``export/model.onnx`` (and so on) in the run folder,
+            with the names of ``task`` before it.
         overrides: ``key=value`` of the run's config.
         form: see above.
         tolerance: largest allowed difference, relative to the largest magnitude of an output where that is above 1.
         checkpoint, weights: see :func:`opabinia.load`.
-        measured: evaluate the ONNX or OpenVINO model on the first validation set (of each task of a multi-task run),
-            and write other precisions; files whose score drops by more than allowed are not kept.
+        measured: evaluate the exported model on the first validation set (of each task of a multi-task run), and write
+            other precisions (ONNX and OpenVINO); files whose score drops by more than allowed are not kept.
         license: license in the model card, by its name on the hub, such as ``apache-2.0``; empty leaves it open.
         task: tasks of a multi-task run to export, of which one alone is exported as a run of its own; empty: all
             that predict something for an image and whose validation images have the size of the first one's.
@@ -103,7 +106,7 @@ def export(
                     lines = write_file(form, temporary, job, tolerance, model.origin, bar)
                 bar.update(2)
             results = MeasuredFiles([], {"exported": temporary}, [])
-            if measured and (form == "onnx" or form == "openvino"):
+            if measured and form != "torch" and form != "huggingface":
                 results = measure_files(form, temporary, job, evaluations, measured, calibration)
                 Console(highlight=False).print(score_table(results.rows, evaluations))
             move_files(results.files, paths, form)
@@ -193,12 +196,12 @@ def load_tasks(
 
 
 def move_files(files: Mapping[str, Path], paths: Mapping[str, Path], form: Form) -> None:
-    """Give files, by precision, their paths, and write ``predict.py`` next to an ONNX file, or in a folder of OpenVINO,
-    where that is not there."""
+    """Give files, by precision, their paths, and write ``predict.py`` next to them, or in a folder of OpenVINO, unless
+    it is there."""
     for name, file in files.items():
         path = file.rename(paths[name])
         script = (path if path.is_dir() else path.parent) / "predict.py"
-        if form in ("onnx", "openvino") and not script.exists():
+        if form in EVALUATED and not script.exists():
             write_atomic(script, inspect.getsource(predict_script))
 
 
@@ -217,9 +220,12 @@ def target_paths(path: Path, form: Form, measured: Measured | None) -> dict[str,
     for existing in filter(Path.exists, paths.values()):
         message = f"{existing} exists already; remove it, or give another path"
         raise ConfigError(Problem("command line", "--out", message))
-    if measured and form not in ("onnx", "openvino"):
-        message = "only ONNX and OpenVINO models are evaluated and quantized: --format onnx"
+    if measured and form not in EVALUATED:
+        message = f"--format {form} is not evaluated; formats that are: {', '.join(EVALUATED)}"
         raise ConfigError(Problem("command line", "--evaluate", message))
+    if measured and measured.reduced and form not in ("onnx", "openvino"):
+        message = "only ONNX and OpenVINO models are written in other precisions: --format onnx"
+        raise ConfigError(Problem("command line", "--precision", message))
     return paths
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -29,7 +29,7 @@ class ExportedTask(Task):
     """The predictions of an exported graph, which evaluators take like those of the original.
 
     Args:
-        path: path of the ONNX file, or of OpenVINO's ``model.xml`` or its folder.
+        path: path of an exported file: ``.onnx``, ``.pte``, ``.tflite``, or OpenVINO's ``model.xml`` or its folder.
 
     Attributes:
         runtime: the library that has read it.
@@ -136,23 +136,40 @@ def _original(outputs: Predictions, batch: Batch) -> Predictions:
     return {**rows, "image_size": torch.tensor(batch["original_size"])} if "masks" in rows else rows
 
 
+class _Kind(NamedTuple):
+    """A kind of exported files: its title with an article, the library that reads them, and the extra that has it."""
+
+    title: str
+    library: str
+    extra: str
+
+
+_KINDS = {
+    ".onnx": _Kind("an ONNX file", "onnxruntime", "export"),
+    ".xml": _Kind("an OpenVINO model", "openvino", "openvino"),
+    ".pte": _Kind("an ExecuTorch file", "executorch", "executorch"),
+    ".tflite": _Kind("a LiteRT file", "ai_edge_litert", "litert"),
+}
+
+
 def load_exported(path: Path) -> Predictor:
-    """Load an exported ONNX file, or OpenVINO's ``model.xml`` or its folder, for inference on the CPU, with the
-    transforms that its metadata describes.
+    """Load an exported graph for inference on the CPU, with the transforms that its metadata describes.
+
+    Args:
+        path: a ``.onnx``, ``.pte`` or ``.tflite``, or OpenVINO's ``model.xml`` or its folder.
 
     Raises:
         ConfigError: the path is not one of ``opabinia export``, or its library is missing.
     """
-    kind, library, extra = ("ONNX file", "onnxruntime", "export")
-    if path.is_dir() or path.suffix == ".xml":
-        kind, library, extra = ("OpenVINO model", "openvino", "openvino")
-    if find_spec(library) is None:
-        raise ConfigError(Problem("command line", "", f"{path} needs {library}: pip install 'opabinia[{extra}]'"))
+    kind = _KINDS.get(".xml" if path.is_dir() else path.suffix, _KINDS[".onnx"])
+    if find_spec(kind.library) is None:
+        message = f"{path} needs {kind.library.replace('_', '-')}: pip install 'opabinia[{kind.extra}]'"
+        raise ConfigError(Problem("command line", "", message))
     try:
         task = ExportedTask(path)
         transforms = json.loads(task.metadata["transforms"])
     except Exception as error:  # the libraries have types of their own
-        message = f"{path} is not an {kind} of opabinia export: {str(error).splitlines()[0]}"
+        message = f"{path} is not {kind.title} of opabinia export: {(str(error) or repr(error)).splitlines()[0]}"
         raise ConfigError(Problem("command line", "", message)) from error
     build_transforms = build({"transforms": transforms}, command="preprocessing")
     return Predictor(task, build_transforms(), task.dataset_info, channels=1 if task.dataset_info.channels == 1 else 3)

@@ -1,15 +1,16 @@
-"""Models as graphs: ONNX, OpenVINO, and torch.export's .pt2; each is read back and compared with the original."""
+"""Models as graphs: ONNX, OpenVINO, torch.export's .pt2, ExecuTorch and LiteRT; each is read back and compared with
+the original."""
 
 from __future__ import annotations
 
 import json
 import logging
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,33 +22,49 @@ from opabinia.contracts import ExportModule
 from opabinia.inference.export.description import Description
 from opabinia.inference.export.exported_task import ExportedTask
 from opabinia.inference.export.job import ExportJob, check_difference
-from opabinia.inference.export.runtimes import XML, import_openvino
+from opabinia.inference.export.mobile import write_executorch, write_litert
+from opabinia.inference.export.runtimes import DESCRIPTION, XML, import_openvino
 from opabinia.runtime.progress import PhaseBar
 
-DESCRIPTION = "opabinia.json"
-"""Name of the file in a .pt2 that has the description."""
+GraphForm = Literal["onnx", "openvino", "torch", "executorch", "litert"]
 
 _ONNX = ("onnx", "onnxruntime", "onnxscript")
-LIBRARIES = {"onnx": _ONNX, "openvino": (*_ONNX, "openvino")}
-"""Libraries of a format that are extras."""
+
+
+class Needs(NamedTuple):
+    """What a format needs: its title, the extra, and the libraries in that."""
+
+    title: str
+    extra: str
+    libraries: Sequence[str]
+
+
+LIBRARIES = {
+    "onnx": Needs("ONNX", "export", _ONNX),
+    "openvino": Needs("OpenVINO", "openvino", (*_ONNX, "openvino")),
+    "executorch": Needs("ExecuTorch", "executorch", ("executorch",)),
+    "litert": Needs("LiteRT", "litert", ("litert_torch", "ai_edge_litert")),
+}
+"""What the formats need that extras have."""
+
+FIXED_BATCH = ("executorch", "litert")
+"""Formats of graphs for one sample."""
 
 
 def check_libraries(form: str) -> None:
-    """Check for the libraries that ONNX and OpenVINO need, before anything is computed.
+    """Check for the libraries that a format needs, before anything is computed.
 
     Raises:
         ConfigError: one is missing.
     """
-    for name in LIBRARIES.get(form, ()):
+    needs = LIBRARIES.get(form, Needs("", "", ()))
+    for name in needs.libraries:
         if find_spec(name) is None:
-            title, extra = ("OpenVINO", "openvino") if form == "openvino" else ("ONNX", "export")
-            message = f"{title} needs {name}: pip install 'opabinia[{extra}]'"
+            message = f"{needs.title} needs {name.replace('_', '-')}: pip install 'opabinia[{needs.extra}]'"
             raise ConfigError(Problem("command line", "--format", message))
 
 
-def write_file(
-    form: Literal["onnx", "openvino", "torch"], path: Path, job: ExportJob, tolerance: float, origin: str, bar: PhaseBar
-) -> list[str]:
+def write_file(form: GraphForm, path: Path, job: ExportJob, tolerance: float, origin: str, bar: PhaseBar) -> list[str]:
     """Write the graph, read it back and compare it; return lines to print.
 
     The graph takes any number of samples, or one if torch cannot trace the model otherwise. OpenVINO's is converted
@@ -69,22 +86,19 @@ def write_file(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch and onnxscript warn their own developers here
         try:
-            program = trace(job.module, job.inputs, Dim("batch", min=1))
+            program = trace(job.module, job.inputs, None if form in FIXED_BATCH else Dim("batch", min=1))
         except UserError:
-            program = trace(job.module, _first(job.inputs, 1), None)
-            sizes, description = [1], replace(description, batch_size="1")
-        if form == "torch":
-            text = json.dumps(description.metadata(), ensure_ascii=False, indent=1)
-            torch.export.save(program, path, extra_files={DESCRIPTION: text})
-        else:
-            _write_onnx(onnx_source(form, path), program, description, list(expected))
+            program, sizes = trace(job.module, job.inputs, None), [1]
+        if form in FIXED_BATCH:
+            sizes = [1]
+        if sizes == [1]:
+            description = replace(description, batch_size="1")
+        _write(form, path, program, job, description, list(expected))
     bar.advance()
     run: Callable[..., Mapping[str, Tensor]]
     if form == "torch":
         reader, run = f"torch {torch.__version__}", torch.export.load(path).module()
     else:
-        if form == "openvino":
-            write_openvino(onnx_source(form, path), path)
         task = ExportedTask(path)
         reader, run = task.runtime.version, task.run
     difference = max(job.module.difference(_first(expected, size), run(**_first(job.inputs, size))) for size in sizes)
@@ -92,16 +106,40 @@ def write_file(
     batches = " and ".join(map(str, sizes))
     return [
         *(_shape_line("inputs", job.inputs), _shape_line("outputs", expected)),
-        *(["batch: 1; torch cannot trace the model for any number of samples"] if len(sizes) == 1 else []),
+        *([f"batch: 1; {_fixed_batch(form)}"] if sizes == [1] else []),
         f"{reader} and the original on {origin}, in batches of {batches}: largest difference {difference:.1e} (at most "
         f"{tolerance:.0e})",
     ]
 
 
+def _fixed_batch(form: GraphForm) -> str:
+    if form in FIXED_BATCH:
+        return f"{LIBRARIES[form].title} files take one sample"
+    return "torch cannot trace the model for any number of samples"
+
+
 def trace(module: ExportModule, inputs: Mapping[str, Tensor], batch: Dim | None) -> ExportedProgram:
-    """Trace a model with ``batch`` as its number of samples; None: that of the inputs."""
+    """Trace a model with ``batch`` as its number of samples; None: one sample."""
     shapes = {name: {0: batch} if batch else None for name in inputs}
-    return torch.export.export(module.eval(), (), dict(inputs), dynamic_shapes=shapes)
+    given = dict(inputs) if batch else _first(inputs, 1)
+    return torch.export.export(module.eval(), (), given, dynamic_shapes=shapes)
+
+
+def _write(
+    form: GraphForm, path: Path, program: ExportedProgram, job: ExportJob, about: Description, outputs: list[str]
+) -> None:
+    """Write the graph with its description; ``outputs``: their names."""
+    if form == "torch":
+        text = json.dumps(about.metadata(), ensure_ascii=False, indent=1)
+        torch.export.save(program, path, extra_files={DESCRIPTION: text})
+    elif form == "executorch":
+        write_executorch(path, program, _first(job.inputs, 1), outputs, about)
+    elif form == "litert":
+        write_litert(path, job.module, _first(job.inputs, 1), outputs, about)
+    else:
+        _write_onnx(onnx_source(form, path), program, about, outputs)
+        if form == "openvino":
+            write_openvino(onnx_source(form, path), path)
 
 
 def _write_onnx(path: Path, program: ExportedProgram, description: Description, outputs: list[str]) -> None:

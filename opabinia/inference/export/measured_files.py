@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from torch import Tensor
 
@@ -16,6 +16,10 @@ from opabinia.inference.export.precision import layer_names, output_layers, writ
 
 MAX_DROP = {"exported": 0.001, "fp16": 0.001, "int8": 0.02}
 """Largest allowed drop of the score, by row of the table."""
+
+EvaluatedForm = Literal["onnx", "openvino", "executorch", "litert"]
+EVALUATED = get_args(EvaluatedForm)
+"""Formats of graphs that are evaluated."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,11 @@ class Measured:
     calibration_images: int = 128
     exclude: Sequence[str] = ()
 
+    @property
+    def reduced(self) -> bool:
+        """Whether an option is about other precisions."""
+        return bool(self.precisions or self.exclude)
+
 
 @dataclass(frozen=True)
 class MeasuredFiles:
@@ -51,7 +60,7 @@ class MeasuredFiles:
 
 
 def measure_files(
-    form: Literal["onnx", "openvino"],
+    form: EvaluatedForm,
     exported: Path,
     job: ExportJob,
     evaluations: Sequence[Evaluation],
@@ -71,32 +80,46 @@ def measure_files(
         calibration: inputs for INT8.
     """
     result = MeasuredFiles([measure_original(evaluations, job)], {}, [])
-    original, source = result.rows[0].scores, onnx_source(form, exported)
-    for name in ("exported", *options.precisions):
-        path = exported if name == "exported" else exported.with_name(f"{name}{exported.suffix}")
-        allowed = MAX_DROP[name] if options.max_drop is None else options.max_drop
-        for patterns in [options.exclude, [*options.exclude, *output_layers(source)]]:
-            if name != "exported":
-                write_reduced(name, form, source, path, patterns, calibration)
-            row = measure_file(name, path, evaluations, job)
-            drops = [
-                evaluation.sign * (before - after)
-                for evaluation, before, after in zip(evaluations, original, row.scores, strict=True)
-            ]
-            if max(drops) <= allowed or name == "exported":
-                break
-        result.rows.append(row)
-        if max(drops) <= allowed:
-            result.files[name] = path
-            continue
-        worst = drops.index(max(drops))
-        message = (
-            f"{name}: {evaluations[worst].metric} is {row.scores[worst]:.4f}, {drops[worst]:.4f} worse than the "
-            f"original; allowed is {allowed:g} (--max-drop)"
-        )
-        hint = f"; keep layers in FP32 with --exclude: {', '.join(layer_names(source).values())}"
-        result.errors.append(message if name == "exported" else message + hint)
+    _measure("exported", exported, evaluations, job, options, result)
+    source = onnx_source(form, exported)
+    for name in options.precisions:
+        assert form == "onnx" or form == "openvino"
+        path = exported.with_name(f"{name}{exported.suffix}")
+        write_reduced(name, form, source, path, options.exclude, calibration)
+        if not _measure(name, path, evaluations, job, options, result):
+            del result.rows[-1], result.errors[-1]
+            patterns = [*options.exclude, *output_layers(source)]
+            write_reduced(name, form, source, path, patterns, calibration)
+            if not _measure(name, path, evaluations, job, options, result):
+                result.errors[-1] += f"; keep layers in FP32 with --exclude: {', '.join(layer_names(source).values())}"
     return result
+
+
+def _measure(
+    name: str,
+    path: Path,
+    evaluations: Sequence[Evaluation],
+    job: ExportJob,
+    options: Measured,
+    result: MeasuredFiles,
+) -> bool:
+    """Evaluate a file and add it to the result; return whether its score drops by no more than allowed."""
+    row = measure_file(name, path, evaluations, job)
+    result.rows.append(row)
+    allowed = MAX_DROP[name] if options.max_drop is None else options.max_drop
+    drops = [
+        evaluation.sign * (before - after)
+        for evaluation, before, after in zip(evaluations, result.rows[0].scores, row.scores, strict=True)
+    ]
+    worst = drops.index(max(drops))
+    if drops[worst] <= allowed:
+        result.files[name] = path
+        return True
+    result.errors.append(
+        f"{name}: {evaluations[worst].metric} is {row.scores[worst]:.4f}, {drops[worst]:.4f} worse than the original; "
+        f"allowed is {allowed:g} (--max-drop)"
+    )
+    return False
 
 
 def write_reduced(

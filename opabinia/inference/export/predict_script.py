@@ -1,10 +1,13 @@
-"""Predict images with an exported model: ``python predict.py FILE.onnx IMAGE ...``, or ``model.xml`` of OpenVINO.
+"""Predict images with an exported model: ``python predict.py FILE.onnx IMAGE ...``.
 
-Needs onnxruntime or OpenVINO, NumPy and Pillow. Of a video model the images are the frames of one clip.
+Also ``model.xml`` of OpenVINO, ``.pte`` of ExecuTorch (whose Python package needs torch) and ``.tflite`` of LiteRT (the
+package ai-edge-litert). Needs that runtime, NumPy and Pillow. Of a video model the images are the frames of one clip.
 """
 
 import json
+import os
 import sys
+import zipfile
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +17,8 @@ from PIL import Image, ImageOps
 
 def main(path: str, *files: str) -> None:
     """Print the predictions for image files, one line of JSON each."""
-    about, shapes, run = (open_onnx if path.endswith(".onnx") else open_openvino)(path)
+    openers = {".xml": open_openvino, ".pte": open_executorch, ".tflite": open_litert}
+    about, shapes, run = openers.get(os.path.splitext(path)[1], open_onnx)(path)
     height, width = json.loads(about["size"])
     classes, crop, tasks = (json.loads(about.get(key, "{}")) for key in ("classes", "crop", "tasks"))
     filter_ = Image.Resampling.BICUBIC if "bicubic" in about["transforms"] else Image.Resampling.BILINEAR
@@ -90,6 +94,33 @@ def open_openvino(path: str) -> Graph:
     shapes = {value.any_name: [side.get_max_length() for side in value.partial_shape] for value in model.inputs}
     about = model.get_rt_info(["opabinia"]).value
     return about, shapes, lambda inputs: {value.any_name: rows for value, rows in compiled(inputs).items()}
+
+
+def open_executorch(path: str) -> Graph:
+    """Open a ``.pte`` in ExecuTorch; its method ``opabinia`` returns the metadata."""
+    import torch
+    from executorch.runtime import Runtime
+
+    program = Runtime.get().load_program(path)
+    (text,) = program.load_method("opabinia").execute([])
+    about, forward = json.loads(text), program.load_method("forward")
+    shapes, names = json.loads(about["inputs"]), json.loads(about["outputs"])
+
+    def run(inputs: dict[str, Any]) -> dict[str, Any]:
+        outputs = forward.execute([torch.from_numpy(inputs[name]) for name in shapes])
+        return {name: rows.numpy().copy() for name, rows in zip(names, outputs, strict=True)}
+
+    return about, shapes, run
+
+
+def open_litert(path: str) -> Graph:
+    """Open a ``.tflite`` in LiteRT; its metadata is in the zip archive at its end."""
+    from ai_edge_litert.interpreter import Interpreter
+
+    with zipfile.ZipFile(path) as archive:
+        about = json.loads(archive.read("opabinia.json"))
+    graph = Interpreter(path).get_signature_runner()
+    return about, json.loads(about["inputs"]), lambda inputs: graph(**inputs)
 
 
 def describe(outputs: dict[str, Any], classes: list[str], factor: float, size: tuple[int, int]) -> dict[str, Any]:

@@ -1,20 +1,28 @@
-"""Runtimes of exported graphs, on the CPU: onnxruntime for ONNX files, OpenVINO for its own."""
+"""Runtimes of exported graphs, on the CPU: onnxruntime for ONNX files, those of OpenVINO, ExecuTorch and LiteRT for
+theirs."""
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Mapping, Sequence
+import warnings
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
+
+DESCRIPTION = "opabinia.json"
+"""Name of the file in a .pt2 or .tflite that has the description."""
 
 XML = "model.xml"
 """Name of the graph in a folder of OpenVINO; its weights are in ``model.bin``."""
 
 
-class OnnxRuntime:
-    """An ONNX file in onnxruntime.
+class GraphRuntime(Protocol):
+    """A graph that a library has read.
 
     Attributes:
         version: name and version of the library.
@@ -22,6 +30,19 @@ class OnnxRuntime:
         outputs: names of the outputs.
         metadata: texts by name.
     """
+
+    version: str
+    shapes: dict[str, Sequence[int | str]]
+    outputs: list[str]
+    metadata: Mapping[str, str]
+
+    def __call__(self, inputs: Mapping[str, Any]) -> Sequence[Any]:
+        """Return the outputs as arrays, in order, for input arrays by name."""
+        ...
+
+
+class OnnxRuntime:
+    """An ONNX file in onnxruntime; see :class:`GraphRuntime`."""
 
     def __init__(self, path: Path) -> None:
         import onnxruntime
@@ -41,8 +62,8 @@ class OnnxRuntime:
 
 
 class OpenVinoRuntime:
-    """A ``model.xml``, with its ``model.bin``, in OpenVINO, computed in FP32 also where the CPU has BF16; with the
-    attributes of :class:`OnnxRuntime`."""
+    """A ``model.xml``, with its ``model.bin``, in OpenVINO, computed in FP32 also where the CPU has BF16; see
+    :class:`GraphRuntime`."""
 
     def __init__(self, path: Path) -> None:
         openvino = import_openvino()
@@ -64,10 +85,63 @@ class OpenVinoRuntime:
         return [results[name] for name in self.outputs]
 
 
-def open_runtime(path: Path) -> OnnxRuntime | OpenVinoRuntime:
-    """Open an ONNX file, or OpenVINO's ``model.xml`` or its folder."""
+class ExecuTorchRuntime:
+    """A ``.pte`` in the Python runtime of ExecuTorch; see :class:`GraphRuntime`. Its method ``opabinia`` returns the
+    metadata as JSON, with the names of inputs and outputs, which the format does not have."""
+
+    def __init__(self, path: Path) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the interface is said to be experimental
+            from executorch.runtime import Runtime
+
+            program = Runtime.get().load_program(path)
+            if program is None or "opabinia" not in program.method_names:
+                raise ValueError("it has no description")
+            self._forward = program.load_method("forward")
+            (text,) = program.load_method("opabinia").execute([])
+        self.version = f"ExecuTorch {version('executorch')}"
+        self.metadata: Mapping[str, str] = json.loads(text)
+        self.shapes: dict[str, Sequence[int | str]] = json.loads(self.metadata["inputs"])
+        self.outputs: list[str] = json.loads(self.metadata["outputs"])
+
+    def __call__(self, inputs: Mapping[str, Any]) -> Sequence[Any]:
+        """Return the outputs as arrays, in order, for input arrays by name."""
+        results = self._forward.execute([torch.from_numpy(inputs[name]) for name in self.shapes])
+        return [result.numpy().copy() for result in results]  # the next call overwrites them
+
+
+class LiteRtRuntime:
+    """A ``.tflite`` in LiteRT; see :class:`GraphRuntime`. Its metadata is a file in the zip archive at its end, as in
+    the files of TensorFlow Lite with metadata."""
+
+    def __init__(self, path: Path) -> None:
+        from ai_edge_litert.interpreter import Interpreter
+
+        with zipfile.ZipFile(path) as archive:
+            self.metadata: Mapping[str, str] = json.loads(archive.read(DESCRIPTION))
+        self._run = Interpreter(str(path), num_threads=torch.get_num_threads()).get_signature_runner()
+        self.version = f"LiteRT {version('ai-edge-litert')}"
+        self.shapes: dict[str, Sequence[int | str]] = json.loads(self.metadata["inputs"])
+        self.outputs: list[str] = json.loads(self.metadata["outputs"])
+
+    def __call__(self, inputs: Mapping[str, Any]) -> Sequence[Any]:
+        """Return the outputs as arrays, in order, for input arrays by name."""
+        results = self._run(**inputs)
+        return [results[name] for name in self.outputs]
+
+
+_RUNTIMES: Mapping[str, Callable[[Path], GraphRuntime]] = {
+    ".onnx": OnnxRuntime,
+    ".xml": OpenVinoRuntime,
+    ".pte": ExecuTorchRuntime,
+    ".tflite": LiteRtRuntime,
+}
+
+
+def open_runtime(path: Path) -> GraphRuntime:
+    """Open an exported file by the ending of its name; a folder is one of OpenVINO."""
     file = path / XML if path.is_dir() else path
-    return OpenVinoRuntime(file) if file.suffix == ".xml" else OnnxRuntime(file)
+    return _RUNTIMES.get(file.suffix, OnnxRuntime)(file)
 
 
 def import_openvino() -> Any:

@@ -10,11 +10,15 @@ from pathlib import Path
 
 from opabinia.config import ConfigError, Problem
 
+EXPORTED = (".onnx", ".xml", ".pte", ".tflite")
+"""Endings of the names of exported graphs."""
+
 
 def is_exported(path: Path) -> bool:
-    """Return whether a path is an exported model: an ONNX file, or OpenVINO's ``model.xml`` or the folder with it."""
+    """Return whether a path is an exported model: a file with such an ending, or the folder with OpenVINO's
+    ``model.xml``."""
     file = path / "model.xml" if path.is_dir() else path
-    return file.suffix in (".onnx", ".xml") and file.is_file()
+    return file.suffix in EXPORTED and file.is_file()
 
 
 def check_libraries() -> None:
