@@ -270,7 +270,7 @@ def test_exported_files_are_evaluated(
     with pytest.raises(ExportMismatch, match=r"exported: val/top1 is 0\.\d+, 0\.0000 worse(.|\n)*int8"):
         export(run, measured=Measured(["int8"], max_drop=-1.0, calibration_images=4))
     assert list((run / "export").iterdir()) == []
-    with pytest.raises(ConfigError, match=r"only ONNX and OpenVINO models are evaluated"):
+    with pytest.raises(ConfigError, match=r"--format torch is not evaluated"):
         export(run, form="torch", measured=Measured())
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match=r"INT8 is calibrated with .*: .*empty has no folders") as error:

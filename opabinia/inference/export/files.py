@@ -24,6 +24,7 @@ from opabinia.inference.export.exported_task import ExportedTask
 from opabinia.inference.export.job import ExportJob, check_difference
 from opabinia.inference.export.mobile import write_executorch, write_litert
 from opabinia.inference.export.runtimes import DESCRIPTION, XML, import_openvino
+from opabinia.models.layers import Normalize
 from opabinia.runtime.progress import PhaseBar
 
 GraphForm = Literal["onnx", "openvino", "torch", "executorch", "litert"]
@@ -32,7 +33,7 @@ _ONNX = ("onnx", "onnxruntime", "onnxscript")
 
 
 class Needs(NamedTuple):
-    """What a format needs: its title, the extra, and the libraries in that."""
+    """Requirements of a format: its title, the extra that it needs, and the libraries in that."""
 
     title: str
     extra: str
@@ -45,7 +46,7 @@ LIBRARIES = {
     "executorch": Needs("ExecuTorch", "executorch", ("executorch",)),
     "litert": Needs("LiteRT", "litert", ("litert_torch", "ai_edge_litert")),
 }
-"""What the formats need that extras have."""
+"""Requirements of the formats that need an extra."""
 
 FIXED_BATCH = ("executorch", "litert")
 """Formats of graphs for one sample."""
@@ -85,6 +86,8 @@ def write_file(form: GraphForm, path: Path, job: ExportJob, tolerance: float, or
     description, sizes = job.description, [1, len(job.inputs["image"])]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch and onnxscript warn their own developers here
+        if form in FIXED_BATCH:
+            _use_contiguous_layout(job.module)
         try:
             program = trace(job.module, job.inputs, None if form in FIXED_BATCH else Dim("batch", min=1))
         except UserError:
@@ -116,6 +119,14 @@ def _fixed_batch(form: GraphForm) -> str:
     if form in FIXED_BATCH:
         return f"{LIBRARIES[form].title} files take one sample"
     return "torch cannot trace the model for any number of samples"
+
+
+def _use_contiguous_layout(module: ExportModule) -> None:
+    """Undo ``train.channels_last``: the graphs of small devices have layouts of their own."""
+    module.to(memory_format=torch.contiguous_format)
+    for part in module.modules():
+        if isinstance(part, Normalize):
+            part.channels_last = False
 
 
 def trace(module: ExportModule, inputs: Mapping[str, Tensor], batch: Dim | None) -> ExportedProgram:

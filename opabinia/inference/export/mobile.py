@@ -77,7 +77,9 @@ def _metadata(inputs: Mapping[str, Tensor], outputs: Sequence[str], about: Descr
     return json.dumps({**about.metadata(), "inputs": shapes, "outputs": json.dumps(list(outputs))})
 
 
-def _unsupported(title: str, error: Exception) -> ConfigError:
+def _unsupported(title: str, error: BaseException) -> ConfigError:
+    while error.__cause__ is not None:
+        error = error.__cause__
     reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
     message = f"{title} cannot take this model: {reason[:300]}"
     return ConfigError(Problem("command line", "--format", message, allowed="--format onnx takes every task"))
