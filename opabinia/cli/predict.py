@@ -42,7 +42,15 @@ Split = Annotated[
     ),
 ]
 MaxImages = Annotated[int, typer.Option("--max-images", min=1, help="Number of images of --split.")]
-Score = Annotated[float, typer.Option(min=0, max=1, help="Lowest score of the detections that are drawn.")]
+Score = Annotated[
+    float | None,
+    typer.Option(
+        min=0,
+        max=1,
+        help="Lowest score of the detections that are drawn.",
+        show_default="thresholds of the run, else 0.5",
+    ),
+]
 Explain = Annotated[bool, typer.Option("--explain", help="Overlay a Grad-CAM heat map on each image.")]
 Every = Annotated[
     str | None,
@@ -60,6 +68,13 @@ MaxFrames = Annotated[
 ]
 Features = Annotated[
     bool, typer.Option("--features", help="With --every: write the windows' embeddings, features.npy.")
+]
+Bands = Annotated[
+    str | None,
+    typer.Option(
+        metavar="B,B,B",
+        help="Channels drawn as red, green and blue, or one as gray, from 1; of images with others than 1 or 3.",
+    ),
 ]
 Tile = Annotated[
     int | None,
@@ -79,12 +94,13 @@ def predict(
     rerank: Rerank = False,
     split: Split = None,
     max_images: MaxImages = 60,
-    score: Score = 0.5,
+    score: Score = None,
     explain: Explain = False,
     every: Every = None,
     window: Window = None,
     features: Features = False,
     max_frames: MaxFrames = None,
+    bands: Bands = None,
     tile: Tile = None,
     overlap: Overlap = None,
     task: Tasks = "",
@@ -134,17 +150,16 @@ def predict(
 
         model = RunModel(folder, _overrides(overrides, tile, overlap, task, gallery), checkpoint, chosen, device)
         if split is not None:
-            return compare.compare(model, split, out, max_images=max_images, min_score=score)
+            return compare.compare(model, split, out, max_images=max_images, min_score=0.5 if score is None else score)
         with logging_to(None):
             predictor = model.load(split_names(task))
-        out = out or folder / "predictions"
+        out, score = out or folder / "predictions", prediction.use_thresholds(predictor, folder, checkpoint, score)
         shown: dict[str, Any] = {"max_frames": max_frames, "min_score": score}
         if every is not None:
-            windows.predict_windows(predictor, inputs, out, features=features, **seconds, **shown)
-        elif gallery is None:
-            prediction.predict(predictor, inputs, out, explain=explain, **shown)
-        else:
-            prediction.retrieve(predictor, inputs, gallery, out, nearest=nearest, rerank=rerank, explain=explain)
+            return windows.predict_windows(predictor, inputs, out, features=features, **seconds, **shown)
+        if gallery is None:
+            return prediction.predict(predictor, inputs, out, explain=explain, bands=_bands(bands), **shown)
+        prediction.retrieve(predictor, inputs, gallery, out, nearest=nearest, rerank=rerank, explain=explain)
 
 
 def _check_inputs(
@@ -163,6 +178,16 @@ def _check_inputs(
     gallery = Path(local_copy(gallery)) if gallery and is_stored(gallery) else gallery
     check_input_paths([*(Path(path) for path in paths if not is_live(path)), *([gallery] if gallery else [])])
     return paths, gallery
+
+
+def _bands(text: str | None) -> list[int] | None:
+    """Return the numbers of ``--bands``."""
+    if text is None:
+        return None
+    numbers = [int(number) if number.strip().isdigit() else 0 for number in text.split(",")]
+    if len(numbers) not in (1, 3) or min(numbers) < 1:
+        raise option_error("--bands", f"{text!r} is not one or three numbers of channels from 1, such as 3,2,1")
+    return numbers
 
 
 def _overrides(

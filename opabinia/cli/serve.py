@@ -18,7 +18,6 @@ from opabinia.cli.options import (
     Reid,
     ReidTask,
     Tasks,
-    TrackedScore,
     TrackerWords,
     WeightsOrFile,
     split_names,
@@ -63,6 +62,15 @@ Rate = Annotated[
         metavar="FPS", min=1e-3, show_default="30", help="Frames per second of streams whose frames have no time."
     ),
 ]
+Score = Annotated[
+    float | None,
+    typer.Option(
+        min=0,
+        max=1,
+        show_default="thresholds of the run; with --tracker 0.1",
+        help="Lowest score of predictions; with --tracker of the detections that are tracked.",
+    ),
+]
 MaxStreams = Annotated[
     int | None, typer.Option(min=1, show_default="64", help="Streams at a time; more are rejected (429).")
 ]
@@ -81,7 +89,7 @@ def serve(
     tracker: Tracker = None,
     reid: Reid = None,
     reid_task: ReidTask = None,
-    score: TrackedScore = None,
+    score: Score = None,
     rate: Rate = None,
     max_streams: MaxStreams = None,
     max_idle: MaxIdle = None,
@@ -117,7 +125,7 @@ def serve(
         check_libraries()
         limits_of_streams = _check_options(
             *(run, words or [], tracker, reid, reid_task, gallery),
-            score=score, rate=rate, max_streams=max_streams, max_idle=max_idle,
+            score=score if tracker else None, rate=rate, max_streams=max_streams, max_idle=max_idle,
         )  # fmt: skip
         token = read_token(token_file)
         exported = is_exported(Path(run))
@@ -144,8 +152,8 @@ def serve(
                 detector = detection_task(resolve(folder, overrides).config, task or None)
                 names = [detector] if detector else []
             run_server(
-                *(model, listener),
-                host=host, token=token, limits=limits, gallery=gallery, task=names, streams=streams,
+                *(model, listener), host=host, token=token, limits=limits, gallery=gallery, task=names,
+                streams=streams, min_score=None if tracker else score,
             )  # fmt: skip
 
 

@@ -8,16 +8,17 @@ from typing import Annotated, Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
-from annotated_types import Ge, Interval
+from annotated_types import Ge
 from numpy.typing import NDArray
 from torch import Tensor
 
+from opabinia.contracts.ranges import ChannelCount
 from opabinia.contracts.tracking import FrameTracks
 
 Sample = dict[str, Any]
 """One sample.
 
-All: ``image`` (uint8, C x H x W, a ``tv_tensors.Image``), ``id`` (str, unique in its source).
+All: ``image`` (uint8, or float32 in 0 to 1, C x H x W, a ``tv_tensors.Image``), ``id`` (str, unique in its source).
 
 Classification: ``label`` (int; float32 of 0 and 1, K, of multi-label data). Identities also have ``camera`` and
 ``view`` (int, from 0; if known) and, in retrieval data, ``query`` (bool): True for a query, False for the gallery.
@@ -72,7 +73,6 @@ class DataFacts:
     """Facts about samples: of a source, and of a dataset, whose images have gone through the transforms.
 
     Attributes:
-        channels: channels of an image: 1 (gray), 3 (color), and after transforms also others.
         classes: class names; the index is the label. Empty if there are no labels.
         multi_label: a sample may have several labels, or none.
 
@@ -86,7 +86,6 @@ class DataFacts:
         colors: red, green, blue (0 to 255) of each class, for drawing.
     """
 
-    channels: int = 3
     classes: tuple[str, ...] = ()
     multi_label: bool = False
 
@@ -112,6 +111,7 @@ class DatasetInfo(DataFacts):
 
     Attributes:
         samples: number of training samples.
+        channels: channels of an image after the transforms.
         cameras, views: number of cameras and viewpoints; 0 if unknown.
         queries: whether the dataset is split into queries and gallery.
         label_shares: share of the samples that have each label, of multi-label data.
@@ -122,7 +122,7 @@ class DatasetInfo(DataFacts):
 
     samples: Annotated[int, Ge(0)]
     _: KW_ONLY
-    channels: Annotated[int, Interval(ge=1, le=1024)] = 3
+    channels: ChannelCount = 3
     cameras: int = 0
     views: int = 0
     queries: bool = False

@@ -54,6 +54,7 @@ class SourceInfo(DataFacts):
     """Facts about N samples of K classes, known without reading a sample. None and empty ones are unknown.
 
     Attributes:
+        channels: channels of images as they are read.
         encoded: :meth:`Source.encoded` returns images that are not decoded yet.
         labels: int64, N; of multi-label data float32 of 0 and 1, N x K.
         partly_labeled: keys that some samples lack, for multi-task training: ``label``, ``boxes`` (and then ``labels``
@@ -150,7 +151,7 @@ class SourceInfo(DataFacts):
             return None if any(column is None for column in columns) else np.concatenate(columns)
 
         present = [info.present for info in infos if info.present is not None]
-        facts = first.facts() | {"maps": all(info.maps for info in infos), "colors": ()}
+        facts = first.facts() | {"channels": first.channels} | {"maps": all(info.maps for info in infos), "colors": ()}
         facts["thing_labels"] = tuple(sorted({label for info in infos for label in info.thing_labels}))
         if not all(info.boxes for info in infos):
             facts |= {name: getattr(SourceInfo(), name) for name in _OBJECT_FACTS}
@@ -200,7 +201,7 @@ class Source:
 
     @property
     def channels(self) -> Channels:
-        """Channels of an image: 1 (gray) or 3 (color)."""
+        """Channels of images as they are read: 1 (gray), 3 (color), or others."""
         return self.info.channels
 
     @property

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from opabinia.contracts import GroundTruth, Indices, Source
+from opabinia.contracts import GroundTruth, Indices, Source, are_8bit_images, channel_count
 from opabinia.data.check.datasets import annotated_images, count_per_class, leaf_sources
 from opabinia.data.check.image_hash import connect
 from opabinia.data.check.scan import SampleScan
-from opabinia.data.check.statistics import box_sides, map_statistics
+from opabinia.data.check.statistics import box_sides, channel_statistics, map_statistics
 from opabinia.data.examination import LIMIT, Examination, examine
 from opabinia.data.layouts.layout import TaskName
 from opabinia.data.sources.detection_base import AnnotatedImages
@@ -42,6 +42,8 @@ class DatasetProfile:
         multi_label: a sample may have several classes.
         gray: all images that were read are gray.
         bits: bits of a channel, 8 or 16.
+        channels: of images that are not 8-bit gray or color; 0 for those that are.
+        mean, std: of each of these channels, in 0 to 1.
         short_sides, long_sides: of the images or videos, in pixels.
         aspects: width by height.
         objects_per_image: number of annotated objects.
@@ -70,6 +72,9 @@ class DatasetProfile:
     multi_label: bool = False
     gray: bool = False
     bits: int = 8
+    channels: int = 0
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
     short_sides: Quantiles | None = None
     long_sides: Quantiles | None = None
     aspects: Quantiles | None = None
@@ -145,6 +150,7 @@ def profile_dataset(
         **_object_facts(train, examination, task),
         gray=bool(scans) and all(scan.is_gray for scan in scans),
         bits=max((scan.bits for scan in scans), default=8),
+        **_channel_facts(train, scans),
         short_sides=_quantiles(sizes.min(1)),
         long_sides=_quantiles(sizes.max(1)),
         aspects=_quantiles(sizes[:, 1] / np.maximum(sizes[:, 0], 1)),
@@ -165,6 +171,14 @@ def _quantiles(values: NDArray[Any] | Sequence[float]) -> Quantiles | None:
         float(f"{value:.6g}") for value in np.quantile(np.asarray(values), (0, 0.1, 0.5, 0.9, 1))
     )
     return low, few, middle, most, high
+
+
+def _channel_facts(source: Source, scans: Sequence[SampleScan]) -> dict[str, Any]:
+    """Return the facts about channels of images that are not 8-bit gray or color."""
+    if are_8bit_images(source.channels):
+        return {}
+    known = channel_statistics([scan.moments for scan in scans if scan.moments is not None])
+    return {"channels": channel_count(source.channels), **({} if known is None else asdict(known))}
 
 
 def _sizes(source: Source, scans: Sequence[SampleScan]) -> Indices:

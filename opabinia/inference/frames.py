@@ -13,7 +13,7 @@ from typing import Any
 
 from PIL import Image
 
-from opabinia.contracts import DrawOptions
+from opabinia.contracts import DrawOptions, frame_channels
 from opabinia.data.decoding.sequential import TimedFrame, read_frames
 from opabinia.inference.earlier_files import replace_earlier
 from opabinia.inference.input_files import MAX_BATCH_BYTES, raise_skipped
@@ -131,7 +131,7 @@ def _batches(
     """Yield frames in batches; of what arrives live each by itself. A message about an error goes to ``errors``."""
     frames: list[TimedFrame] = []
     try:
-        for frame in islice(read_frames(name, predictor.channels, every=every), max_frames):
+        for frame in islice(read_frames(name, frame_channels(predictor.channels), every=every), max_frames):
             frames.append(frame)
             full = len(frames) == predictor.batch_size or len(frames) * frame.image.nbytes > MAX_BATCH_BYTES
             if is_live(name) or full:

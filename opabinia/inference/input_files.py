@@ -10,6 +10,7 @@ from typing import Any
 from opabinia.config import ConfigError, Problem
 from opabinia.contracts import Sample
 from opabinia.data.decoding.images import EXTENSIONS
+from opabinia.data.decoding.values import ARRAY_EXTENSIONS
 from opabinia.data.loader import DataError
 from opabinia.inference.predictor import Predictor
 from opabinia.runtime.addresses import is_live, public_name
@@ -17,6 +18,7 @@ from opabinia.runtime.files import disk_errors, write_atomic
 from opabinia.runtime.local_copies import fetch_all
 from opabinia.runtime.storage import shown_path
 from opabinia.runtime.text import one_line
+from opabinia.visualization.bands import select_bands
 
 MAX_BATCH_BYTES = 512_000_000
 """A batch ends early when its decoded images have this size: they are kept for drawing."""
@@ -41,7 +43,10 @@ def find_files(paths: Sequence[Path | str], *, videos: bool = False) -> Iterator
     for given in paths:
         path = Path(given)
         if path.is_dir():
-            files = sorted(file for file in path.rglob("*") if file.suffix.lower() in extensions and file.is_file())
+            below = sorted(file for file in path.rglob("*") if file.is_file())
+            files = [file for file in below if file.suffix.lower() in extensions]
+            if not files and not videos:
+                files = [file for file in below if file.suffix.lower() in ARRAY_EXTENSIONS]
             yield from files
             if not files:
                 kind = "videos" if videos else "images"
@@ -70,8 +75,17 @@ class InputBatch(list[tuple[Path, Sample, Sample]]):
         return [sample for _, _, sample in self]
 
 
-def read_batches(predictor: Predictor, paths: Sequence[Path], errors: list[str]) -> Iterator[InputBatch]:
-    """Yield batches of the files that can be read; each is decoded once. Messages about the others go to ``errors``."""
+def read_batches(
+    predictor: Predictor, paths: Sequence[Path], errors: list[str], bands: Sequence[int] | None = None
+) -> Iterator[InputBatch]:
+    """Yield batches of the files that can be read; each is decoded once. Messages about the others go to ``errors``.
+
+    Args:
+        predictor: reads and transforms them.
+        paths: the files.
+        errors: gets the messages.
+        bands: channels that are drawn, see :func:`opabinia.visualization.bands.select_bands`; None: as by default.
+    """
     batch, size = InputBatch(), 0
     for number, path in enumerate(paths):
         if number % predictor.batch_size == 0:
@@ -79,6 +93,8 @@ def read_batches(predictor: Predictor, paths: Sequence[Path], errors: list[str])
         try:
             original = predictor.read(path)
             sample = predictor.transform(original)
+            if bands is not None and "image" in original:
+                original = {**original, "image": select_bands(original["image"], bands)}
         except (OSError, ValueError) as error:
             errors.append(str(error).replace(str(path), shown_path(path)))
             continue

@@ -14,6 +14,7 @@ from opabinia.contracts import DrawOptions
 from opabinia.contracts.presenting import save_image
 from opabinia.data.decoding.sequential import is_video
 from opabinia.evaluation.retrieval.distances import nearest as nearest_rows
+from opabinia.inference.class_thresholds import DEFAULT, chosen_thresholds
 from opabinia.inference.earlier_files import replace_earlier
 from opabinia.inference.frames import predict_frames
 from opabinia.inference.input_files import (
@@ -37,6 +38,24 @@ EXPLAINED = 256
 """Side in pixels to which a small image with its heatmap is enlarged by a whole factor."""
 
 
+def use_thresholds(predictor: Predictor, run: Path, checkpoint: str, score: float | None) -> float:
+    """Let a model predict at the thresholds of its run, if there are some and no minimum score is given, and print
+    that; return the minimum score of what is drawn.
+
+    Args:
+        predictor: the model.
+        run: its run folder.
+        checkpoint: its checkpoint.
+        score: minimum score that is given; None: none.
+    """
+    chosen = chosen_thresholds(run, checkpoint) if score is None else None
+    if chosen is None:
+        return DEFAULT if score is None else score
+    predictor.thresholds = chosen.values
+    print(f"predictions are those above the threshold of their class ({chosen.file}); --score takes one for all")
+    return 0.0
+
+
 def predict(
     predictor: Predictor,
     paths: Sequence[Path | str],
@@ -45,6 +64,7 @@ def predict(
     explain: bool = False,
     min_score: float = 0.5,
     max_frames: int | None = None,
+    bands: Sequence[int] | None = None,
 ) -> None:
     """Print and write predictions of images and of all images in folders; of videos if the task learns from clips.
 
@@ -62,6 +82,7 @@ def predict(
         explain: also write each image with a heatmap of the evidence for its prediction to ``explained``.
         min_score: lowest score of detections that are drawn and printed; predictions.jsonl has all of them.
         max_frames: maximum number of frames of a video that a model of images predicts; None: all.
+        bands: channels of the images that are drawn, counted from 1: three, or one; None: as by default.
 
     Raises:
         ConfigError: there is no such file or folder, or the predictions cannot be explained.
@@ -83,7 +104,7 @@ def predict(
     lines: list[dict[str, Any]] = []
     sheets = Sheets(out)
     with replace_earlier(out), progress_bar("predict", len(files), unit=kind) as bar:
-        for batch in read_batches(predictor, files, errors):
+        for batch in read_batches(predictor, files, errors, bands):
             if explain:
                 _write_heatmaps(out, len(lines), batch, predictor, errors)
             for (path, original, _), prediction in bar.track(zip(batch, predictor.batch(batch.samples), strict=True)):

@@ -15,9 +15,24 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity, normalize
 from torchvision import tv_tensors
 
-from opabinia.contracts import Batch, DatasetInfo, Predictions, Presenter, Sample, Task, Transform, Video
+from opabinia.contracts import (
+    Batch,
+    Channels,
+    DatasetInfo,
+    Predictions,
+    Presenter,
+    Sample,
+    Task,
+    Transform,
+    Video,
+    are_8bit_images,
+    channel_count,
+    frame_channels,
+    pixels_of,
+)
 from opabinia.data.collate import collate
-from opabinia.data.decoding.images import read_image
+from opabinia.data.decoding.images import from_pil, read_image
+from opabinia.data.decoding.values import scale_values
 from opabinia.data.loader import DataError
 from opabinia.engine.loop.prefetch import to_device
 from opabinia.runtime.device import autocast
@@ -26,9 +41,11 @@ from opabinia.visualization.presenters.by_keys import presenter_of
 
 Order = Literal["RGB", "BGR"]
 
-ImageInput = str | os.PathLike[str] | Image.Image | NDArray[np.uint8] | Tensor | Video
+ImageInput = str | os.PathLike[str] | Image.Image | NDArray[Any] | Tensor | Video
 """A path, a PIL image, an array (uint8, H x W x 3 in RGB order, or H x W gray), or a tensor (uint8, or float in 0 to 1;
-C x H x W, RGB or gray). For a task that takes videos: a path, or an array or tensor of frames (T x ...)."""
+C x H x W, RGB or gray). For a model of images with other channels or values, an array is as a file's
+(:func:`opabinia.data.decoding.values.scale_values`). For a task that takes videos: a path, or an array or tensor of
+frames (T x ...)."""
 
 ImageInputs = list[ImageInput] | tuple[ImageInput, ...]
 
@@ -77,12 +94,16 @@ class Predictor:
         task: the trained model.
         transforms: transforms of the validation data.
         dataset_info: description of the training data.
-        channels: number of channels of images as they are read, before the transforms: 1 gray, 3 color.
+        channels: channels of images as they are read, before the transforms.
         device: where the model computes.
         precision: precision of its forward passes.
         batch_size: images in one forward pass.
         views: number of clips and crops of a video; None: one view, as the transforms give it.
         weights: ``raw`` or ``ema``, whichever the model has.
+
+    Attributes:
+        thresholds: minimum scores by class at which :meth:`batch` predicts, see
+            :func:`opabinia.inference.class_thresholds.apply_thresholds`; None: predictions are as the task gives them.
 
     Example::
 
@@ -98,7 +119,7 @@ class Predictor:
         transforms: Sequence[Transform],
         dataset_info: DatasetInfo,
         *,
-        channels: Literal[1, 3] = 3,
+        channels: Channels = 3,
         device: torch.device | str = "cpu",
         precision: str = "fp32",
         batch_size: int = 32,
@@ -109,6 +130,7 @@ class Predictor:
         self.device = torch.device(device)
         self.task = task.eval().to(self.device)
         self.transforms, self.dataset_info, self.channels = list(transforms), dataset_info, channels
+        self.thresholds: Mapping[str, float] | None = None
         clips, crops = views or (0, 0)
         self._views: list[View | None] = [((i, clips), (j, crops)) for i in range(clips) for j in range(crops)]
         self._views = self._views or [None]
@@ -203,7 +225,12 @@ class Predictor:
     def batch(self, samples: Sequence[Sample]) -> list[Prediction]:
         """Return predictions for transformed samples. Only images of one size share a forward pass, so that padding
         does not affect predictions."""
-        return [Prediction(tensors, self.presenter(tensors).readable(tensors)) for tensors in self.tensors(samples)]
+        predictions = self.tensors(samples)
+        if self.thresholds is not None:
+            from opabinia.inference.class_thresholds import apply_thresholds
+
+            predictions = [apply_thresholds(tensors, self.thresholds, self.classes) for tensors in predictions]
+        return [Prediction(tensors, self.presenter(tensors).readable(tensors)) for tensors in predictions]
 
     def presenter(self, shown: Mapping[str, Any]) -> Presenter:
         """Return what shows a prediction, or a sample for which nothing is predicted; see
@@ -319,7 +346,7 @@ def group_by_size(samples: Sequence[Sample]) -> list[list[int]]:
     return list(groups.values())
 
 
-def video_from(video: ImageInput, channels: Literal[1, 3], order: Order = "RGB") -> Video:
+def video_from(video: ImageInput, channels: Channels, order: Order = "RGB") -> Video:
     """Return the video of a path, an array or a tensor; ``order`` is the color order of arrays and tensors.
 
     Raises:
@@ -329,7 +356,7 @@ def video_from(video: ImageInput, channels: Literal[1, 3], order: Order = "RGB")
     from opabinia.data.decoding.video import VideoFile
 
     if isinstance(video, str | os.PathLike):
-        return VideoFile(video, channels)
+        return VideoFile(video, frame_channels(channels))
     if isinstance(video, Video):
         return video
     if isinstance(video, np.ndarray | Tensor) and video.ndim == 4 and len(video):
@@ -341,8 +368,9 @@ def video_from(video: ImageInput, channels: Literal[1, 3], order: Order = "RGB")
     )
 
 
-def image_from(image: ImageInput, channels: Literal[1, 3], order: Order = "RGB") -> Tensor:
-    """Return an image as uint8 (float tensors stay float), C x H x W; ``order`` is that of colors in arrays, tensors.
+def image_from(image: ImageInput, channels: Channels, order: Order = "RGB") -> Tensor:
+    """Return an image as a file of these ``channels`` is read, C x H x W (uint8; float tensors stay float); ``order``
+    is that of colors in arrays and tensors.
 
     Raises:
         ValueError: it is not an image, or of an unknown form, or the order is unknown.
@@ -354,6 +382,8 @@ def image_from(image: ImageInput, channels: Literal[1, 3], order: Order = "RGB")
         return read_image(image, channels)
     if isinstance(image, Image.Image):
         return _from_pil(image, channels)
+    if isinstance(image, np.ndarray) and not are_8bit_images(channels):
+        return scale_values(image, pixels_of(channels))
     if isinstance(image, np.ndarray):
         return _from_array(image, channels, order)
     if isinstance(image, Tensor):
@@ -361,7 +391,7 @@ def image_from(image: ImageInput, channels: Literal[1, 3], order: Order = "RGB")
     raise ValueError(f"an image is a path, a PIL image, an array or a tensor, not a {type(image).__name__}")
 
 
-def _from_array(image: NDArray[Any], channels: Literal[1, 3], order: Order) -> Tensor:
+def _from_array(image: NDArray[Any], channels: Channels, order: Order) -> Tensor:
     array = image.squeeze(2) if image.ndim == 3 and image.shape[2] == 1 else image
     if array.dtype != np.uint8 or not (array.ndim == 2 or (array.ndim == 3 and array.shape[2] == 3)):
         raise ValueError(f"an array is uint8, H x W or H x W x 3, not {image.dtype} {image.shape}")
@@ -372,9 +402,11 @@ def _from_array(image: NDArray[Any], channels: Literal[1, 3], order: Order) -> T
     return _from_pil(Image.fromarray(np.ascontiguousarray(array)), channels)
 
 
-def _from_tensor(image: Tensor, channels: Literal[1, 3], order: Order) -> Tensor:
-    if image.ndim != 3 or image.shape[0] not in (1, 3):
-        raise ValueError(f"a tensor is C x H x W of 1 or 3 channels, not {tuple(image.shape)}")
+def _from_tensor(image: Tensor, channels: Channels, order: Order) -> Tensor:
+    expected = (1, 3) if are_8bit_images(channels) else (channel_count(channels),)
+    if image.ndim != 3 or image.shape[0] not in expected:
+        counts = " or ".join(map(str, expected))
+        raise ValueError(f"a tensor is C x H x W of {counts} channels, not {tuple(image.shape)}")
     if not image.is_floating_point() and image.dtype != torch.uint8:
         raise ValueError(f"a tensor is uint8, or float in 0 to 1, not {image.dtype}")
     if not image.numel():
@@ -382,7 +414,7 @@ def _from_tensor(image: Tensor, channels: Literal[1, 3], order: Order) -> Tensor
     pixels = image.detach().cpu()
     if order == "BGR" and len(pixels) == 3:
         pixels = pixels.flip(0)
-    if len(pixels) == channels:
+    if len(pixels) == channel_count(channels):
         return pixels
     if channels == 3:
         return pixels.expand(3, -1, -1)
@@ -391,6 +423,8 @@ def _from_tensor(image: Tensor, channels: Literal[1, 3], order: Order) -> Tensor
     return gray if pixels.is_floating_point() else gray.round().to(torch.uint8)
 
 
-def _from_pil(image: Image.Image, channels: Literal[1, 3]) -> Tensor:
+def _from_pil(image: Image.Image, channels: Channels) -> Tensor:
+    if not are_8bit_images(channels):
+        return from_pil(image, channels)
     upright = ImageOps.exif_transpose(image).convert("RGB" if channels == 3 else "L")
     return torch.from_numpy(np.array(upright).reshape(upright.height, upright.width, channels)).permute(2, 0, 1)

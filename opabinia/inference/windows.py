@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from opabinia.config import ConfigError, Problem
-from opabinia.contracts import Sample, Transform
+from opabinia.contracts import Sample, Transform, frame_channels
 from opabinia.data.decoding.sequential import is_video
 from opabinia.data.decoding.video import VideoFile
 from opabinia.data.transforms.frame_sampling import Clip
@@ -90,10 +90,11 @@ def _batches(
     ``errors``, and ends the video."""
     videos, samples = list[VideoFile](), list[Sample]()
     try:
-        whole = VideoFile(file, predictor.channels)
+        channels = frame_channels(predictor.channels)
+        whole = VideoFile(file, channels)
         length = window or max(every, clip_seconds(predictor.transforms, whole.fps))
         for start, end in window_times(whole.seconds, every, length):
-            video = VideoFile(file, predictor.channels, start=start, end=end)
+            video = VideoFile(file, channels, start=start, end=end)
             samples.append(predictor.sample(video))
             videos.append(video)
             if len(samples) == predictor.batch_size:

@@ -32,7 +32,7 @@ from opabinia.engine.hooks import (
     time_limit,
 )
 from opabinia.engine.loggers import mlflow, wandb
-from opabinia.evaluation import mean_losses
+from opabinia.evaluation import class_thresholds, mean_losses
 from opabinia.evaluation.detection import coco, lvis, score_calibration, voc
 from opabinia.evaluation.representation import clustering, collapse, knn, linear_probe, linear_svm, low_shot
 from opabinia.evaluation.retrieval import retrieval_evaluators

@@ -9,12 +9,11 @@ from contextlib import nullcontext
 from dataclasses import asdict, replace
 from hashlib import blake2b
 from pathlib import Path
-from typing import Literal
 
 from opabinia.config import ConfigError, Problem, Resolved, build, dump
 from opabinia.config.build import errors_at
 from opabinia.config.datasets import training_sets, validation_sets, with_sets, without_task_data
-from opabinia.contracts import DatasetInfo
+from opabinia.contracts import Channels, DatasetInfo
 from opabinia.engine.checkpointing.checkpoint import RunState, Snapshot, read_checkpoint, write_checkpoint
 from opabinia.models.lora import is_adapter
 from opabinia.models.weights.checkpoints import find_checkpoint
@@ -29,8 +28,6 @@ from opabinia.training.initial_normalization import warn_of_other_normalization
 from opabinia.training.model import make_task
 from opabinia.training.run_folder import LAST, build_parts, folder_for, holds_run, resolve
 from opabinia.training.samples import read_dataset_info
-
-Channels = Literal[1, 3]
 
 
 def import_weights(

@@ -16,7 +16,6 @@ from opabinia.data.streams import SINGLE
 from opabinia.runtime.durations import Duration
 from opabinia.runtime.log import log
 from opabinia.runtime.processes import world_size
-from opabinia.runtime.text import plural
 from opabinia.training.loaders import TrainingBatches, plan_streams
 from opabinia.training.samples import read_dataset_info
 from opabinia.training.streams import TaskFactory, stream_sharing, training_streams, with_unlabeled
@@ -78,20 +77,20 @@ def _dataset_info(streams: Mapping[str, TrainingStream], skip: bool) -> DatasetI
         if not len(stream.source):
             raise ConfigError(Problem("", stream.place, "it has no samples"))
     infos = {name: read_dataset_info(stream, skip=skip) for name, stream in streams.items()}
-    read = {name: stream.source.channels for name, stream in streams.items()}
-    for channels in (read, {name: info.channels for name, info in infos.items()}):
+    counts = {name: info.channels for name, info in infos.items()}
+    for channels in ({name: stream.source.channels for name, stream in streams.items()}, counts):
         (first, expected), *others = channels.items()
-        for name, count in others:
-            if count != expected:
+        for name, other in others:
+            if other != expected:
                 message = (
-                    f"its images have {plural(count, 'channel')}, those of {first or 'data.train'} {expected}; they "
-                    "share a backbone"
+                    f"its images have channels: {other}, those of {first or 'data.train'} {expected}; they share a "
+                    "backbone"
                 )
                 raise ConfigError(Problem("", streams[name].place, message))
     samples = sum(info.samples for info in infos.values())
     if SINGLE in infos:
         return replace(infos[SINGLE], samples=samples)
-    return DatasetInfo(samples=samples, channels=expected, streams=infos)
+    return DatasetInfo(samples=samples, channels=next(iter(counts.values())), streams=infos)
 
 
 def check_streams(task: Any, batches: TrainingBatches, micro_batch_size: int | None) -> None:

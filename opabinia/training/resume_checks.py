@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from opabinia.config import ConfigError, Problem
-from opabinia.contracts import Clock, Plan
+from opabinia.contracts import Channels, Clock, Pixels, Plan
 from opabinia.engine.checkpointing.checkpoint import Snapshot
 from opabinia.runtime.environment import library_versions
 from opabinia.runtime.log import log
@@ -38,11 +38,16 @@ def describe_run(batches: TrainingBatches, threads: int) -> dict[str, Any]:
         "shuffle": data.shuffle,
         "order": batches.order_fingerprint(),
         "facts": asdict(batches.dataset_info),
-        "source_channels": next(iter(batches.streams.values())).dataset.source.channels,
+        "source_channels": _plain(next(iter(batches.streams.values())).dataset.source.channels),
         "world_size": world_size(),
         "threads": threads,
         "versions": library_versions(),
     }
+
+
+def _plain(channels: Channels) -> int | dict[str, Any]:
+    """Return ``channels`` as JSON types."""
+    return asdict(channels) if isinstance(channels, Pixels) else channels
 
 
 def check_same_run(snapshot: Snapshot, description: Mapping[str, Any], plan: Plan) -> None:

@@ -9,6 +9,7 @@ from typing import Literal
 import numpy as np
 
 from opabinia.config import ConfigError, Problem
+from opabinia.config.build import errors_at
 from opabinia.contracts import (
     IGNORE_LABEL,
     Batch,
@@ -17,9 +18,11 @@ from opabinia.contracts import (
     GlobalBatch,
     Source,
     SourceInfo,
+    channel_count,
 )
-from opabinia.data import Stream, ValidationStream
+from opabinia.data import Stream, TrainingStream, ValidationStream
 from opabinia.data.loader import BatchReader, DataError, Request
+from opabinia.data.transforms.channels import check_transforms
 from opabinia.runtime.log import log
 from opabinia.runtime.text import plural
 
@@ -81,11 +84,14 @@ def read_dataset_info(stream: Stream, *, skip: bool = False) -> DatasetInfo:
     """Describe a dataset. The channels are those of its first sample after the transforms.
 
     Raises:
-        ConfigError: a label of the source is not one of its classes.
+        ConfigError: a label of the source is not one of its classes, or a transform is not defined for its channels.
     """
     source, info = stream.source, stream.source.info
     _check_labels(source)
-    channels = info.channels
+    place = stream.place if isinstance(stream, TrainingStream) else "data.val"
+    with errors_at(f"{place}.transforms"):
+        check_transforms(stream.transforms, info.channels)
+    channels = channel_count(info.channels)
     if len(source):
         batch = first_samples(stream, 1, skip=skip)
         if info.maps:

@@ -16,7 +16,7 @@ from opabinia.config import ConfigError, Problem, build, dump, flatten, register
 from opabinia.config.datasets import subtasks, validation_sets, without_task_data
 from opabinia.config.errors import show
 from opabinia.config.paths import ENSEMBLE_FILE, member_runs
-from opabinia.contracts import DatasetInfo, Task, TaskPart, Transform, TransformPart
+from opabinia.contracts import Channels, DatasetInfo, Task, TaskPart, Transform, TransformPart
 from opabinia.engine.checkpointing.checkpoint import BestState, Snapshot, describe_mismatch
 from opabinia.models.projectors import without_projectors
 from opabinia.models.weights.download import replacing_weights
@@ -56,7 +56,7 @@ class TrainedModel:
         task: the model with its trained weights, on ``device``.
         transforms: transforms of the validation data.
         dataset_info: description of the training data.
-        channels: channels of images as they are read: 1 grey, 3 colour.
+        channels: channels of images as they are read.
         device: where the model computes.
         precision: precision of its forward passes.
         batch_size: images in one forward pass.
@@ -68,7 +68,7 @@ class TrainedModel:
     task: Task
     transforms: Sequence[Transform]
     dataset_info: DatasetInfo
-    channels: Literal[1, 3]
+    channels: Channels
     device: torch.device
     precision: str
     batch_size: int

@@ -30,7 +30,12 @@ COLORS = (
 
 
 def to_pil(image: Tensor) -> Image.Image:
-    """Convert an image (uint8, or float in 0 to 1; C x H x W with 1 or 3 channels) to a PIL image in RGB."""
+    """Convert an image (uint8, or float in 0 to 1; C x H x W) to a PIL image in RGB. Images with other channels than 1
+    or 3 are shown by their first ones, see :func:`opabinia.visualization.bands.select_bands`."""
+    if image.shape[0] not in (1, 3):
+        from opabinia.visualization.bands import select_bands  # most images do not need it
+
+        image = select_bands(image)
     if image.is_floating_point():
         image = (image.clamp(0, 1) * 255).round().to(torch.uint8)
     return Image.fromarray(image.expand(3, -1, -1).permute(1, 2, 0).contiguous().numpy())
@@ -120,7 +125,7 @@ def draw_objects(image: Tensor, objects: Sequence[DrawnObject], *, side: int = 5
     of the image: its box shows the class by its color.
 
     Args:
-        image: uint8, or float in 0 to 1; C x H x W with 1 or 3 channels.
+        image: uint8, or float in 0 to 1; C x H x W.
         objects: in the image.
         side: small images are enlarged by a whole factor until the longer side has about this many pixels.
         text: minimum height of texts in pixels.
@@ -243,7 +248,7 @@ def overlay_heatmap(image: Tensor, heat: Tensor) -> Image.Image:
     """Draw an image in gray under a heat map: 0 is transparent, higher values are blue, green, yellow and red.
 
     Args:
-        image: uint8, or float in 0 to 1; C x H x W with 1 or 3 channels.
+        image: uint8, or float in 0 to 1; C x H x W.
         heat: H x W in 0 to 1.
     """
     shades = torch.tensor(((0.0, 0.0, 0.5), (0.0, 0.3, 1.0), (0.0, 0.8, 0.5), (1.0, 0.9, 0.0), (0.9, 0.1, 0.0)))

@@ -31,7 +31,7 @@ def draw_map(
     a label (255) show the image.
 
     Args:
-        image: uint8, or float in 0 to 1; C x H x W with 1 or 3 channels.
+        image: uint8, or float in 0 to 1; C x H x W.
         labels: class of each pixel (H x W, the size of the image).
         classes: their names, for the legend of those in the image; empty: no legend.
         colors: colors of the classes: red, green, blue, 0 to 255; empty takes :data:`PALETTE`.

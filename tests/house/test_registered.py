@@ -136,6 +136,7 @@ MINIMAL: dict[tuple[str, str], dict[str, Any]] = {
     ("schedule", "piecewise"): {"times": ["1it", "1ep"], "values": [0.5, 1]},
     ("schedule", "step"): {"every": "1ep"},
     ("section", "deformable"): {"stages": [4]},
+    ("section", "pixels"): {"count": 5},
     ("section", "data"): {"batch_size": 2},
     ("section", "init"): {"weights": "x.pth"},
     ("section", "evaluator_run"): {"evaluator": "knn"},

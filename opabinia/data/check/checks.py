@@ -254,6 +254,7 @@ def _summarize(name: str, source: Source, samples: Sequence[ScannedSample]) -> D
         lengths=statistics.length_statistics([scan.length for scan in scans if scan.length is not None]),
         identities=statistics.identity_statistics(source),
         sizes=statistics.size_statistics([scan.size for scan in scans if scan.size is not None]),
+        channels=statistics.channel_statistics([scan.moments for scan in scans if scan.moments is not None]),
     )
 
 

@@ -18,6 +18,7 @@ from opabinia.data.check.terminal import class_rows, summary_rows
 from opabinia.data.sources.annotation_errors import Box
 from opabinia.data.sources.named import NamedFiles
 from opabinia.runtime.files import write_atomic
+from opabinia.visualization.bands import select_bands
 from opabinia.visualization.drawing import to_pil
 from opabinia.visualization.presenters.by_keys import draw_sample
 from opabinia.visualization.report.blocks import Block, Gallery, ImageRow, ReportImage, Section, Table
@@ -197,6 +198,7 @@ def _draw_box(image: Tensor, box: Box) -> Image.Image:
     (left, right), (top, bottom) = sorted(box[0::2]), sorted(box[1::2])
     beyond = [(-left, width), (-top, height), (right - width, width), (bottom - height, height)]
     margins = [round(min(max(pixels, 0), _MAX_MARGIN * side)) for pixels, side in beyond]
+    image = image if image.shape[0] in (1, 3) else select_bands(image)
     canvas = to_pil(F.pad(image, margins, fill=_PADDING[: image.shape[0]]))
     scale = WIDE / max(canvas.size)
     sides = [max(1, round(side * scale)) for side in canvas.size]

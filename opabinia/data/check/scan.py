@@ -17,11 +17,13 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from opabinia.contracts import Indices, Source, Video
 from opabinia.data.check.image_hash import ImageHash, compute_hash
 from opabinia.data.decoding.images import EncodedImage, LazyImage, open_image
+from opabinia.data.decoding.values import is_array
 from opabinia.data.decoding.video_index import damage
 from opabinia.data.sources.detection_base import AnnotatedImages
 from opabinia.data.sources.named import NamedFiles
@@ -67,6 +69,7 @@ class SampleScan:
         length: of a video.
         damage: what is wrong with a video that is still usable.
         pixels: of a segmentation map, the number of pixels with each value (int64, 256).
+        moments: of an image in 0 to 1, mean and mean of the squares of each channel (float64, 2 x C).
     """
 
     id: str
@@ -83,6 +86,7 @@ class SampleScan:
     length: VideoLength | None = None
     damage: str | None = None
     pixels: Indices | None = None
+    moments: NDArray[np.float64] | None = None
 
 
 def scan_samples(sources: Sequence[Source], positions: Sequence[Position], workers: int) -> Iterator[SampleScan]:
@@ -178,7 +182,7 @@ def scan_sample(source: Source, index: int) -> SampleScan:
     image = sample.get("image")
     if not isinstance(image, Tensor):
         return SampleScan(name)
-    scan = _scan_image(str(sample.get("id", name)), image if image.dtype == torch.uint8 else (image * 255).byte())
+    scan = _scan_image(str(sample.get("id", name)), image)
     if "ground_truth_map" not in sample:
         return scan
     return replace(scan, pixels=np.bincount(sample["ground_truth_map"].labels.ravel(), minlength=256))
@@ -190,10 +194,11 @@ def _scan_image(name: str, image: Tensor, content: bytes | None = None) -> Sampl
         name,
         size=(height, width),
         is_gray=_is_gray(image),
-        bits=8 if content is None else _bits(content),
+        bits=8 if content is None else _bits(content, image),
         file_digest=None if content is None else blake2b(content, digest_size=16).digest(),
         pixel_digest=_digest([image]),
         image_hash=compute_hash(image.unsqueeze(0)),
+        moments=_moments(image),
     )
 
 
@@ -222,12 +227,21 @@ def _is_gray(images: Tensor) -> bool:
     return all(torch.equal(images.select(-3, 0), channel) for channel in images.unbind(-3)[1:])
 
 
-def _bits(content: bytes) -> int:
-    """Return the bits of a channel in an image file that can be decoded."""
-    if content.startswith(b"\xff\xd8"):  # JPEG
+def _moments(image: Tensor) -> NDArray[np.float64]:
+    """Return mean and mean of the squares of each channel of an image (C x H x W) in 0 to 1 (2 x C)."""
+    values = image.as_subclass(Tensor).flatten(1).float() / (1 if image.is_floating_point() else 255)
+    moments: NDArray[np.float64] = torch.stack([values.mean(1), values.square().mean(1)]).double().numpy()
+    return moments
+
+
+def _bits(content: bytes, image: Tensor) -> int:
+    """Return the bits of a channel in an image file, 8 or 16 (more count as 16), given its decoded pixels."""
+    if image.is_floating_point():
+        return 16
+    if content.startswith(b"\xff\xd8") or is_array(content) or image.shape[0] not in (1, 3):
         return 8
-    with open_image(content) as image:
-        return 16 if image.mode.startswith("I") else 8
+    with open_image(content) as file:
+        return 16 if file.mode.startswith("I") else 8
 
 
 def _digest(tensors: Sequence[Tensor]) -> bytes:

@@ -96,6 +96,15 @@ class SizeStatistics:
 
 
 @dataclass(frozen=True)
+class ChannelStatistics:
+    """Mean and standard deviation of each channel over all pixels of images in 0 to 1, for ``task.mean`` and
+    ``task.std``; images count by their number, not by their size."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
+@dataclass(frozen=True)
 class IdentityStatistics:
     """Counts of identities.
 
@@ -124,7 +133,7 @@ class DatasetStatistics:
         read: number of samples that were read.
         is_video: whether the samples are videos.
         per_class: number of samples of each class by name; empty if there are no classes.
-        boxes, maps, lengths, identities, sizes: None if they do not apply.
+        boxes, maps, lengths, identities, sizes, channels: None if they do not apply.
     """
 
     samples: int
@@ -136,6 +145,7 @@ class DatasetStatistics:
     lengths: LengthStatistics | None = None
     identities: IdentityStatistics | None = None
     sizes: SizeStatistics | None = None
+    channels: ChannelStatistics | None = None
 
 
 def size_statistics(sizes: Sequence[tuple[int, int]]) -> SizeStatistics | None:
@@ -147,6 +157,19 @@ def size_statistics(sizes: Sequence[tuple[int, int]]) -> SizeStatistics | None:
     names = [f"narrower than {_RATIOS[0]}", *between, f"wider than {_RATIOS[-1]}"]
     aspects = _histogram(names, np.searchsorted(ASPECTS, [width / height for height, width in sizes], "right"))
     return SizeStatistics(ordered[0], ordered[-1], side_histogram([min(size) for size in sizes]), aspects)
+
+
+def channel_statistics(moments: Sequence[NDArray[np.float64]]) -> ChannelStatistics | None:
+    """Return the statistics of channels; None if there are no images, or images with different channels.
+
+    Args:
+        moments: of each image, mean and mean of the squares of each channel (2 x C).
+    """
+    if len({image.shape for image in moments}) != 1:
+        return None
+    mean, square = np.mean(moments, 0)
+    std = np.sqrt(np.maximum(square - mean**2, 0))
+    return ChannelStatistics(*(tuple(values.round(4).tolist()) for values in (mean, std)))
 
 
 def side_histogram(values: Sequence[float]) -> dict[str, int]:

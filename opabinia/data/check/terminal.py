@@ -51,6 +51,8 @@ def summary_rows(dataset: DatasetStatistics) -> dict[str, object]:
         rows["read"] = dataset.read
     if (sizes := dataset.sizes) is not None:
         rows |= {f"smallest {noun}": _pixels(sizes.smallest), f"largest {noun}": _pixels(sizes.largest)}
+    if (channels := dataset.channels) is not None:
+        rows |= {"mean of the channels": list(channels.mean), "std of the channels": list(channels.std)}
     if (lengths := dataset.lengths) is not None:
         rows |= {"frames": _range(lengths.frames), "seconds": _range(lengths.seconds)}
         rows |= {"frames per second": _range(lengths.fps)}

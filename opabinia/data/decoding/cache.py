@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torchvision.transforms.v2.functional import resize
 
-from opabinia.contracts import Sample, Source
+from opabinia.contracts import Sample, Source, are_8bit_images
 from opabinia.data.decoding.images import Box, LazyImage, decode_sample
 from opabinia.data.sources.wrapper import Wrapper
 from opabinia.runtime.files import cache_folder
@@ -360,12 +360,16 @@ def with_cache(source: Source, kind: Kind, size: int | None, name: str) -> Cache
         name: of the dataset, for messages.
 
     Raises:
-        ValueError: the source has no ``encoded``, or this system cannot share memory.
+        ValueError: the source has no ``encoded``, or other images than 8-bit ones, or this system cannot share memory.
     """
     if not source.info.encoded:
         raise ValueError(
             f"{kind}: {type(source).__name__} has no image files whose pixels could be cached; image_folder, images, "
             "table, shards, identities and concatenations of them have, for others take null"
+        )
+    if not are_8bit_images(source.channels):
+        raise ValueError(
+            f"{kind}: the cache holds 8-bit gray and color images, not channels: {source.channels}; take null"
         )
     if kind == "ram" and not hasattr(os, "memfd_create"):
         raise ValueError("ram: only Linux can share memory in this way; take disk")

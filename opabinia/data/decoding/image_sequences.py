@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from torch import Tensor
 from torchvision.transforms.v2 import functional as F
 
-from opabinia.data.decoding.images import Channels, read_image
+from opabinia.contracts import FrameChannels
+from opabinia.data.decoding.images import read_image
 from opabinia.data.transforms.sizes import shortest_edge_size
 from opabinia.runtime.local_copies import fetch_all
 
@@ -99,7 +100,7 @@ class FrameFolder(FrameSequence):
         ValueError: there are no files.
     """
 
-    def __init__(self, path: str, names: Sequence[str], *, fps: float = 30.0, channels: Channels = 3) -> None:
+    def __init__(self, path: str, names: Sequence[str], *, fps: float = 30.0, channels: FrameChannels = 3) -> None:
         if not names:
             raise ValueError(f"{path} holds no images")
         super().__init__(path, len(names), fps, len(names) / fps)

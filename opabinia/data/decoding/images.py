@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from functools import cached_property, partial
 from hashlib import blake2b
 from io import BytesIO
-from typing import Any, BinaryIO, Literal, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import simplejpeg
@@ -21,10 +21,20 @@ from torch import Tensor
 from torchvision import tv_tensors
 from torchvision.io import decode_image
 
-from opabinia.contracts import Sample
+from opabinia.contracts import Channels, FrameChannels, Pixels, Sample, are_8bit_images, pixels_of
+from opabinia.data.decoding.values import (
+    MAX_DEFLATE_RATIO,
+    array_size,
+    file_values,
+    is_array,
+    is_tiff,
+    needs_tifffile,
+    read_array,
+    read_tiff,
+    scale_values,
+    tiff_size,
+)
 from opabinia.runtime.local_copies import is_placeholder, read_file
-
-Channels = Literal[1, 3]
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm")
 """File extensions of images, for searching folders."""
@@ -42,13 +52,15 @@ _MODES = {1: ("GRAY", "L"), 3: ("RGB", "RGB")}
 
 
 def read_image(path: str | bytes | os.PathLike[str], channels: Channels = 3) -> Tensor:
-    """Read an image file as uint8, C x H x W, rotated upright (EXIF); of an animation the first frame.
+    """Read an image file, C x H x W, rotated upright (EXIF); of an animation the first frame.
 
-    Color is converted to gray, or gray to color, according to ``channels``. Transparency is dropped.
+    With 1 or 3 ``channels`` it is uint8: color is converted to gray, or gray to color, and transparency is dropped.
+    With others, or :class:`opabinia.contracts.Pixels`, the channels are those of the file; values of 8 bits stay uint8,
+    others become float32 in 0..1 (:func:`opabinia.data.decoding.values.scale_values`).
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: it is not an image, or a broken one.
+        ValueError: it is not an image, or a broken one, or has other channels or values.
     """
     return decode_bytes(read_file(path), os.fsdecode(path), channels)
 
@@ -61,6 +73,8 @@ def decode_bytes(content: bytes, name: str, channels: Channels = 3) -> Tensor:
     """
     fast = content.startswith(_JPEG_START) or (channels == 3 and _SIMPLE_WEBP.match(content))
     with image_errors(name):
+        if not are_8bit_images(channels):
+            return _decode_values(content, pixels_of(channels))
         return (_decode_by_torchvision if fast else _decode_any)(content, channels)
 
 
@@ -89,16 +103,13 @@ def open_image(content: bytes | BinaryIO) -> ImageFile.ImageFile:
         position, size = file.tell(), file.seek(0, os.SEEK_END)
         file.seek(position)
         # PIL would fill the rows that are not there with black, in gigabytes.
-        if image.height * image.width * _PNG_BITS.get(image.mode, 1) > 8 * _MAX_DEFLATE_RATIO * size:
+        if image.height * image.width * _PNG_BITS.get(image.mode, 1) > 8 * MAX_DEFLATE_RATIO * size:
             raise OSError(f"its {size} bytes cannot hold {image.width} x {image.height} pixels")
     return image
 
 
 _PNG_BITS = {"RGB": 24, "RGBA": 32, "LA": 16, "I;16": 16}
 """Bits of a pixel in a PNG, by PIL's mode; others have at least one."""
-
-_MAX_DEFLATE_RATIO = 1032
-"""Bytes to which Deflate can expand a byte."""
 
 
 def read_size(path: str | bytes | os.PathLike[str]) -> tuple[int, int]:
@@ -109,11 +120,49 @@ def read_size(path: str | bytes | os.PathLike[str]) -> tuple[int, int]:
         ValueError: it is not an image.
     """
     content = BytesIO(read_file(path)) if is_placeholder(path) else open(path, "rb")  # noqa: SIM115 (closed below)
-    with content as file, image_errors(os.fsdecode(path)), open_image(file) as image:
+    with content as file, image_errors(os.fsdecode(path)):
+        start = file.read(8)
+        file.seek(0)
+        if is_array(start):
+            return array_size(file.read())
+        try:
+            return _header_size(file)
+        except UnidentifiedImageError:
+            if not is_tiff(start):
+                raise
+        file.seek(0)
+        return tiff_size(file.read())
+
+
+def _header_size(file: BinaryIO) -> tuple[int, int]:
+    with open_image(file) as image:
         width, height = image.size
         if isinstance(image, TiffImagePlugin.TiffImageFile):  # of which the size is upright already, in some versions
             width, height = (image.tag_v2[tag] for tag in (TiffImagePlugin.IMAGEWIDTH, TiffImagePlugin.IMAGELENGTH))
         return (width, height) if _orientation(image) in _TRANSPOSED else (height, width)
+
+
+def file_channels(content: bytes) -> int | None:
+    """Return the channels of an array of NumPy or a TIFF that is not 8-bit gray or color; None for other files.
+
+    Raises:
+        ImportError: tifffile is needed, and is not installed.
+        ValueError: the file is damaged.
+    """
+    if is_array(content):
+        array = read_array(content)
+        count = 1 if array.ndim == 2 else min(array.shape[0], array.shape[-1])
+        return None if array.dtype == np.uint8 and count in (1, 3) else int(count)
+    if not is_tiff(content):
+        return None
+    try:
+        with open_image(content) as image:
+            if not needs_tifffile(image):
+                return None
+    except UnidentifiedImageError:
+        pass
+    shape = read_tiff(content).shape
+    return 1 if len(shape) == 2 else min(shape[0], shape[-1])
 
 
 _TRANSPOSED = range(5, 9)
@@ -129,7 +178,7 @@ def _orientation(image: ImageFile.ImageFile) -> int:
     return orientation
 
 
-def _decode_by_torchvision(content: bytes, channels: Channels) -> Tensor:
+def _decode_by_torchvision(content: bytes, channels: FrameChannels) -> Tensor:
     data = torch.from_numpy(np.frombuffer(bytearray(content), dtype=np.uint8))
     with warnings.catch_warnings():
         # torchvision 0.29 points to torchcodec, which needs FFmpeg. Once this is gone, _decode_any does for all.
@@ -146,9 +195,39 @@ def _rotate_upright(image: Tensor, orientation: int) -> Tensor:
     return image.flip(axes) if axes else image
 
 
-def _decode_any(content: bytes, channels: Channels) -> Tensor:
-    with open_image(content) as image:
+def _decode_any(content: bytes, channels: FrameChannels) -> Tensor:
+    with _array_image(content) if is_array(content) else open_image(content) as image:
         return from_pil(image, channels)
+
+
+def _array_image(content: bytes) -> Image.Image:
+    """Return an array of NumPy (uint8, H x W or H x W x 3) as a PIL image."""
+    array = read_array(content)
+    if array.dtype != np.uint8 or array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] != 3):
+        shape = " x ".join(map(str, array.shape))
+        raise OSError(
+            f"it is an array of {array.dtype}, {shape}; channels: 1 and 3 take uint8, H x W or H x W x 3; for others "
+            "channels is {count: CHANNELS, max_value: VALUE}"
+        )
+    return Image.fromarray(array)
+
+
+def _decode_values(content: bytes, pixels: Pixels) -> Tensor:
+    if is_array(content):
+        return scale_values(read_array(content), pixels)
+    if content.startswith(_PNG_START) and content[24] == 16 and content[25] != _PNG_GRAY:
+        raise OSError("PNGs with 16 bits and several channels are not read; convert it to TIFF or .npy")
+    try:
+        with open_image(content) as image:
+            if not needs_tifffile(image):
+                return scale_values(file_values(upright(image)), pixels)
+    except UnidentifiedImageError:  # PIL knows no mode for these channels
+        if not is_tiff(content):
+            raise
+    return scale_values(read_tiff(content), pixels)
+
+
+_PNG_START, _PNG_GRAY = b"\x89PNG\r\n\x1a\n", 0
 
 
 def upright(image: Image.Image) -> Image.Image:
@@ -164,11 +243,14 @@ def upright(image: Image.Image) -> Image.Image:
 
 
 def from_pil(image: Image.Image, channels: Channels = 3) -> Tensor:
-    """Convert a PIL image to uint8, C x H x W, as :func:`read_image` returns it. The upper 8 of 16 bits are kept.
+    """Convert a PIL image to C x H x W, as :func:`read_image` returns it. As 8-bit gray or color the upper 8 of 16 bits
+    are kept.
 
     Raises:
         OSError: its pixels are floating point numbers, or its data are broken.
     """
+    if not are_8bit_images(channels):
+        return scale_values(file_values(upright(image)), pixels_of(channels))
     mode = _MODES[channels][1]
     image = upright(image)
     if image.mode.startswith("F"):
@@ -214,7 +296,7 @@ class DeferredImage(ABC):
 
     @abstractmethod
     def decode(self) -> Tensor:
-        """Return the whole image (uint8, C x H x W).
+        """Return the whole image (C x H x W).
 
         Raises:
             OSError: the file cannot be read.
@@ -227,7 +309,7 @@ class LazyImage(DeferredImage):
 
     Attributes:
         name: the file's name, for errors.
-        channels: 3 for color, 1 for gray.
+        channels: as the image is read.
     """
 
     name: str
@@ -271,7 +353,7 @@ class EncodedImage(LazyImage):
     Args:
         content: of the file, or a function that reads it when it is needed.
         name: of the file, for errors.
-        channels: 3 for color, 1 for gray.
+        channels: as the image is read.
         stamp: returns a text that changes with the file, without reading it; by default a checksum of the content.
     """
 
@@ -320,7 +402,7 @@ class EncodedImage(LazyImage):
     def size(self) -> tuple[int, int] | None:
         """Height and width, read from the header alone; None for anything but a JPEG in YCbCr or gray that is stored
         upright, which has to be decoded as a whole."""
-        return self._header.size if self._header else None
+        return self._header.size if are_8bit_images(self.channels) and self._header else None
 
     @cached_property
     def _header(self) -> _JpegHeader | None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 from torchvision.transforms.v2 import functional as F
 
-from opabinia.contracts import Sample
+from opabinia.contracts import Sample, channel_count
 from opabinia.data.decoding.images import Box, DeferredImage, LazyImage, decode_sample
 
 
@@ -42,7 +42,7 @@ class ResizedCrop(DeferredImage):
     @property
     def shape(self) -> tuple[int, int, int]:
         """Channels, height and width of the result."""
-        return self.image.channels, *self.size
+        return channel_count(self.image.channels), *self.size
 
     def mirror(self) -> ResizedCrop:
         """Return the mirror image, left to right."""

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from opabinia.contracts import FrameChannels
 from opabinia.data.decoding.images import EXTENSIONS as IMAGE_EXTENSIONS
-from opabinia.data.decoding.images import Channels
 from opabinia.data.decoding.video import EXTENSIONS, FORMATS, quarter_turns
 from opabinia.data.decoding.video_index import open_video
 from opabinia.runtime.addresses import CAMERA, is_live, public_name
@@ -46,7 +46,7 @@ def is_video(name: str) -> bool:
     return is_live(name) or (suffix in EXTENSIONS and suffix not in IMAGE_EXTENSIONS)
 
 
-def read_frames(name: str, channels: Channels = 3, *, every: float = 0.0) -> Iterator[TimedFrame]:
+def read_frames(name: str, channels: FrameChannels = 3, *, every: float = 0.0) -> Iterator[TimedFrame]:
     """Yield the frames of a video, upright. Frames that cannot be decoded are skipped.
 
     Args:

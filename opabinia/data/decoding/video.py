@@ -19,8 +19,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from opabinia.contracts import FrameChannels
 from opabinia.data.decoding.image_sequences import clip_positions, downscaled_size
-from opabinia.data.decoding.images import Channels
 from opabinia.data.decoding.seeking import DecoderPass, Deliver, IndexMismatch
 from opabinia.data.decoding.video_index import counted_index, index_from_packets, index_from_table, open_video
 
@@ -67,7 +67,7 @@ class VideoFile:
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], channels: Channels = 3, *, start: float = 0.0, end: float | None = None
+        self, path: str | os.PathLike[str], channels: FrameChannels = 3, *, start: float = 0.0, end: float | None = None
     ) -> None:
         self.path = os.fspath(path)
         self._channels = channels
@@ -221,7 +221,7 @@ class _ClipBuffer:
         short_side: larger frames are downscaled to this length of the shorter side.
     """
 
-    def __init__(self, positions: dict[int, list[int]], channels: Channels, short_side: int | None) -> None:
+    def __init__(self, positions: dict[int, list[int]], channels: FrameChannels, short_side: int | None) -> None:
         from av.video.reformatter import VideoReformatter
 
         self._positions, self._channels, self._short_side = positions, channels, short_side

@@ -92,7 +92,7 @@ def _blur(images: Tensor, arguments: Tensor) -> Tensor:
         padding = (0, 0, radius, radius) if axis == -2 else (radius, radius, 0, 0)
         weight = kernel[:, None, None].transpose(-1, axis)
         blurred = conv2d(pad(blurred, padding, mode="reflect"), weight, groups=len(weight))
-    return _to_uint8(blurred.round_()).reshape(images.shape)
+    return (blurred if images.is_floating_point() else _to_uint8(blurred.round_())).reshape(images.shape)
 
 
 def _sharpness(images: Tensor, arguments: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from itertools import islice
 from pathlib import Path
 
 from opabinia.data.decoding.images import EXTENSIONS as IMAGES
+from opabinia.data.decoding.values import ARRAY_EXTENSIONS
 from opabinia.runtime.storage import shown_path
 
 SPLITS = {
@@ -158,9 +159,20 @@ class Folder:
         unique = {split: names[0] for split, names in longer.items() if len(names) == 1}
         return unique if "train" in unique and len(unique) > 1 else {}
 
+    @cached_property
+    def _has_arrays_only(self) -> bool:
+        """Whether NumPy arrays are the images: there are such files, and no images."""
+        return next(self._walk("", IMAGES), None) is None and next(self._walk("", ARRAY_EXTENSIONS), None) is not None
+
+    def _searched(self, suffixes: Sequence[str]) -> tuple[str, ...]:
+        """Return ``suffixes``; those of images with the suffixes of arrays if these are the images."""
+        of_images = set(IMAGES) <= set(suffixes)
+        return (*suffixes, *(ARRAY_EXTENSIONS if of_images and self._top._has_arrays_only else ()))
+
     def named(self, *suffixes: str) -> list[str]:
         """Return the names of the files with one of these suffixes, which are in lower case."""
-        return [name for name in self.files if name.lower().endswith(suffixes)]
+        searched = self._searched(suffixes)
+        return [name for name in self.files if name.lower().endswith(searched)]
 
     def has(self, name: str) -> bool:
         """Return whether there is a file or folder with this path below it."""
@@ -171,7 +183,7 @@ class Folder:
 
     def tree(self, suffixes: Sequence[str] = IMAGES, limit: int = WALKED) -> list[str]:
         """Return the paths of the first files at any depth with one of these suffixes, sorted by folder."""
-        return list(islice(self._walk("", tuple(suffixes)), limit))
+        return list(islice(self._walk("", self._searched(suffixes)), limit))
 
     def holds(self, suffixes: Sequence[str] = IMAGES) -> bool:
         """Return whether there is such a file at any depth."""

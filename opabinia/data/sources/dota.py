@@ -18,7 +18,7 @@ from opabinia.data.sources.detection_base import (
     pick_classes,
     read_label_file,
 )
-from opabinia.data.sources.folder import existing_folder, is_image_file
+from opabinia.data.sources.folder import existing_folder, image_files
 
 
 @register.source
@@ -56,7 +56,7 @@ def dota(
     root = existing_folder(root, f"root is the folder that holds images and {labels}")
     folder = existing_folder(root / labels, "labels is a folder below root")
     entries = sorted(os.listdir(os.fsencode(existing_folder(root / "images"))))
-    images = [os.path.join(b"images", name) for name in entries if is_image_file(name)]
+    images = [os.path.join(b"images", name) for name in image_files(entries)]
     if classes is not None:
         pick_classes(folder, classes, None)
     listing = DetectionListing(file=folder, root=root, classes=classes or (), oriented=True, noun="line")

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from opabinia.config import register
-from opabinia.contracts import Channels, InputPath, Sample, Video
+from opabinia.contracts import FrameChannels, InputPath, Sample, Video
 from opabinia.data.decoding.image_sequences import FrameSequence
 from opabinia.data.decoding.images import decode_bytes
 from opabinia.data.sources.folder import existing_folder
@@ -57,7 +57,7 @@ class PackedVideos(VideoSource):
     """
 
     def __init__(
-        self, *, root: InputPath, channels: Channels | None = None, flip_sensitive_classes: list[str] | None = None
+        self, *, root: InputPath, channels: FrameChannels | None = None, flip_sensitive_classes: list[str] | None = None
     ) -> None:
         self.root = existing_folder(root, "root is the folder that opabinia data pack has written")
         index, videos = _read_index(self.root)

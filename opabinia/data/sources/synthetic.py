@@ -7,7 +7,7 @@ import torch
 from torchvision import tv_tensors
 
 from opabinia.config import register
-from opabinia.contracts import Batch, Channels, Count, Indices, Sample, Source, SourceInfo
+from opabinia.contracts import Batch, ChannelCount, Count, Indices, Sample, Source, SourceInfo
 from opabinia.runtime.seeds import hash32
 
 
@@ -19,16 +19,16 @@ class Synthetic(Source):
         samples: number of samples.
         size: height and width in pixels.
         classes: number of classes; sample i has the label i modulo this number.
-        channels: 3 for color, 1 for gray.
+        channels: 3 for color, 1 for gray, or any other number.
         seed: of the noise.
     """
 
     def __init__(
-        self, *, samples: Count = 1024, size: Count = 32, classes: Count = 10, channels: Channels = 3, seed: int = 0
+        self, *, samples: Count = 1024, size: Count = 32, classes: Count = 10, channels: ChannelCount = 3, seed: int = 0
     ) -> None:
         self._labels = np.arange(samples, dtype=np.int64) % classes
         self.info = SourceInfo(channels=channels, classes=tuple(map(str, range(classes))), labels=self._labels)
-        self._size, self._seed = size, seed
+        self._shape, self._seed = (channels, size, size), seed
         self._tints = np.random.default_rng(seed).integers(0, 128, (classes, channels, 1, 1))
 
     def __len__(self) -> int:
@@ -36,7 +36,7 @@ class Synthetic(Source):
 
     def _pixels(self, index: int) -> torch.Tensor:
         generator = np.random.default_rng(hash32(self._seed, index))
-        noise = generator.integers(0, 128, (self.channels, self._size, self._size))
+        noise = generator.integers(0, 128, self._shape)
         return torch.from_numpy((noise + self._tints[self._labels[index]]).astype(np.uint8))
 
     def __getitem__(self, index: int) -> Sample:
@@ -55,5 +55,5 @@ class Synthetic(Source):
 
     def fingerprint(self) -> str:
         """Return a text that changes with every argument."""
-        size = f"{self.channels} x {self._size} x {self._size}"
+        size = " x ".join(map(str, self._shape))
         return f"{len(self)} samples of {len(self.classes)} classes, {size}, seed {self._seed}"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from opabinia.config import register
-from opabinia.contracts import Channels, InputPath, Video
+from opabinia.contracts import FrameChannels, InputPath, Video, frame_channels
 from opabinia.data.decoding.video import VideoFile
 from opabinia.data.sources.annotation_values import errors_in, parse_number, shortened
 from opabinia.data.sources.labels import encode_labels, read_classes
@@ -87,7 +87,7 @@ class VideoList(VideoFiles):
         label_separator: str = ",",
         split: str | None = None,
         missing: Literal["error", "skip"] = "error",
-        channels: Channels = 3,
+        channels: FrameChannels = 3,
         flip_sensitive_classes: list[str] | None = None,
     ) -> None:
         file = file.expanduser()
@@ -110,7 +110,7 @@ class VideoList(VideoFiles):
         _, span = self._spans.get(os.fsdecode(self.names[index]), ("", None))
         if span is None:
             return super().video(index)
-        return VideoFile(os.fsdecode(self.paths(index)[0]), self.channels, start=span[0], end=span[1])
+        return VideoFile(os.fsdecode(self.paths(index)[0]), frame_channels(self.channels), start=span[0], end=span[1])
 
     def paths(self, index: int) -> Sequence[bytes]:
         name = os.fsdecode(self.names[index])

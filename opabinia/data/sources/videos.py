@@ -13,7 +13,17 @@ import numpy as np
 from annotated_types import MinLen
 
 from opabinia.config import register
-from opabinia.contracts import Channels, Count, InputPath, Positive, Sample, Source, SourcePart, Video
+from opabinia.contracts import (
+    Count,
+    FrameChannels,
+    InputPath,
+    Positive,
+    Sample,
+    Source,
+    SourcePart,
+    Video,
+    frame_channels,
+)
 from opabinia.data.decoding.image_sequences import FrameFolder
 from opabinia.data.decoding.video import EXTENSIONS, VideoFile
 from opabinia.data.sources.annotation_values import shortened
@@ -44,7 +54,7 @@ class VideoSource(NamedSamples):
         names: Sequence[bytes],
         labels: Any,
         classes: Sequence[str],
-        channels: Channels,
+        channels: FrameChannels,
         flip_sensitive_classes: Sequence[str] | None,
     ) -> None:
         super().__init__(names, label_info(classes, labels, channels))
@@ -76,7 +86,7 @@ class VideoFiles(VideoSource):
     root: Path
 
     def video(self, index: int) -> Video:
-        return VideoFile(os.fsdecode(self.paths(index)[0]), self.channels)
+        return VideoFile(os.fsdecode(self.paths(index)[0]), frame_channels(self.channels))
 
     def paths(self, index: int) -> Sequence[bytes]:
         """Return the files of a sample."""
@@ -112,7 +122,7 @@ class Videos(VideoFiles):
         self,
         *,
         root: InputPath,
-        channels: Channels = 3,
+        channels: FrameChannels = 3,
         classes: list[str] | None = None,
         list_file: InputPath | None = None,
         flip_sensitive_classes: list[str] | None = None,
@@ -161,7 +171,7 @@ class FrameFolders(VideoSource):
         separator: Annotated[str, MinLen(1)] | None = None,
         classes: list[str] | None = None,
         class_file: InputPath | None = None,
-        channels: Channels = 3,
+        channels: FrameChannels = 3,
         flip_sensitive_classes: list[str] | None = None,
     ) -> None:
         file = file.expanduser()
@@ -188,7 +198,7 @@ class FrameFolders(VideoSource):
     def video(self, index: int) -> Video:
         folder = os.path.join(self.root, os.fsdecode(self.names[index]))
         names = self._frame_names(folder, self._counts[index])
-        return FrameFolder(folder, names, fps=self._fps, channels=self.channels)
+        return FrameFolder(folder, names, fps=self._fps, channels=frame_channels(self.channels))
 
     def _frame_names(self, folder: str, count: int | None) -> list[str]:
         if self._pattern is not None and count is not None:

@@ -24,7 +24,7 @@ from opabinia.data.sources.annotation_values import (
 )
 from opabinia.data.sources.detection_base import AnnotatedImages, DetectionListing, Empty, build_source, pick_classes
 from opabinia.data.sources.file_names import sort_names
-from opabinia.data.sources.folder import existing_folder, is_image_file
+from opabinia.data.sources.folder import existing_folder, image_files
 from opabinia.data.sources.list_files import read_fields
 from opabinia.runtime.log import log
 from opabinia.runtime.text import plural
@@ -129,7 +129,7 @@ def _image_names(root: Path, images: str, stems: Sequence[str]) -> dict[str, byt
     """Return the paths below the root of the images with these names, whatever their suffixes."""
     separate = (root / images).is_dir()
     folder, prefix = (root / images, os.fsencode(f"{images}/")) if separate else (root, b"")
-    names = {os.path.splitext(name)[0]: name for name in sorted(os.listdir(os.fsencode(folder))) if is_image_file(name)}
+    names = {os.path.splitext(name)[0]: name for name in sorted(image_files(os.listdir(os.fsencode(folder))))}
     if not separate and (unlabeled := len(names.keys() - set(map(os.fsencode, stems)))):
         log.warning("%s: %s without an XML file skipped", root, plural(unlabeled, "image"))
     return {stem: prefix + names.get(os.fsencode(stem), os.fsencode(f"{stem}.jpg")) for stem in stems}

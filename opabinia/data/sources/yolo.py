@@ -24,7 +24,7 @@ from opabinia.data.sources.detection_base import (
     pick_classes,
     read_label_file,
 )
-from opabinia.data.sources.folder import is_image_file
+from opabinia.data.sources.folder import image_files
 from opabinia.data.sources.image_headers import files_exist
 from opabinia.data.sources.list_files import read_text
 from opabinia.runtime.files import describe_missing
@@ -199,7 +199,7 @@ def _find_images(data: Path, root: Path, entry: str) -> list[bytes]:
         path = root / entry.removeprefix("../")
     if path.is_dir():
         walk = os.walk(os.fsencode(path), followlinks=True)
-        files = sorted(os.path.join(folder, name) for folder, _, names in walk for name in names if is_image_file(name))
+        files = sorted(image_files(os.path.join(folder, name) for folder, _, names in walk for name in names))
     elif path.is_file():
         with errors_in(f"{data}: {path} cannot be read: ", OSError):
             content = path.read_text(encoding="utf-8", errors="surrogateescape")  # names need not be valid UTF-8

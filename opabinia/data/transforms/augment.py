@@ -20,7 +20,7 @@ class RandomErase:
     """Fill a random rectangle with the mean of the images, which is 0 after the task's normalization.
 
     Zhong et al. 2020, Random Erasing; torchvision's ``RandomErasing`` with a value for each channel. The values are
-    rounded to uint8, so after normalization they lie within 0.5 / 255 / std of 0.
+    rounded for uint8, so after normalization they lie within 0.5 / 255 / std of 0.
 
     Args:
         probability: of erasing.
@@ -53,7 +53,8 @@ class RandomErase:
         if len(mean) not in (1, channels):
             raise ValueError(f"mean: {mean} are {len(mean)} values for images of {channels} channels")
         # One value per channel, which torchvision accepts though its annotation says a number.
-        fill = [round(255 * value) for value in mean]
+        is_float = sample["image"].is_floating_point()
+        fill = [value if is_float else round(255 * value) for value in mean]
         erased: Sample = v2.RandomErasing(self.probability, self.scale, self.ratio, value=fill)(sample)
         return erased
 

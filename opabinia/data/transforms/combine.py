@@ -83,7 +83,7 @@ class Mosaic(_CombiningTransform):
         size: height and width of the result, in pixels.
         scale: the canvas is scaled by 1 - ``scale`` to 1 + ``scale``, drawn uniformly; 0 does not scale.
         shift: maximum translation both ways, as a share of ``size``.
-        fill: pixel value where there is no image, 0 to 255.
+        fill: pixel value where there is no image, 0 to 255; of images in 0..1 a 255th of it.
         min_side: objects with a width or height of at most this are dropped, in pixels.
         min_area: objects are dropped if at most this share of their box is left.
         probability: of combining; otherwise the sample is unchanged, with its own size.
@@ -146,7 +146,9 @@ class MixupBoxes(_CombiningTransform):
         canvases = [_Canvas(image["image"], (height, width)) for image in both]
         of_images = [canvas.paste(image, size)[0] for canvas, image, size in zip(canvases, both, sizes, strict=True)]
         first, second = (canvas.image.float() for canvas in canvases)
-        return _join(sample, second.lerp(first, weight).round().to(sample["image"].dtype), of_images)
+        blended = second.lerp(first, weight)
+        image = blended if sample["image"].is_floating_point() else blended.round().to(sample["image"].dtype)
+        return _join(sample, image, of_images)
 
 
 @register.transform(name="copy_paste")
@@ -213,14 +215,15 @@ class _Canvas:
     Args:
         like: an image with its channels and type.
         size: height and width.
-        fill: initial pixel value.
+        fill: initial pixel value, 0 to 255.
         window: pasted images are clipped to this part: top, left, bottom, right; by default all of the canvas.
     """
 
     def __init__(
         self, like: Tensor, size: tuple[int, int], fill: int = 0, window: tuple[int, int, int, int] | None = None
     ) -> None:
-        self.image = like.new_full((like.shape[0], *size), fill).as_subclass(Tensor)
+        value = fill / 255 if like.is_floating_point() else fill
+        self.image = like.new_full((like.shape[0], *size), value).as_subclass(Tensor)
         self._window = window or (0, 0, *size)
 
     def paste(self, sample: Sample, size: tuple[int, int], corner: tuple[int, int] = (0, 0)) -> tuple[Objects, Tensor]:

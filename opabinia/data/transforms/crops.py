@@ -143,8 +143,8 @@ def fixed_size_crop(sample: Sample, /, *, size: tuple[Count, Count] = (1024, 102
 
     Args:
         size: height and width, in pixels.
-        fill: value of padded pixels, 0 to 255 (default: detectron2's); null does not pad: batches are padded anyway,
-            and then with the mean color. Maps are padded with their ignore value.
+        fill: value of padded pixels, 0 to 255 (default: detectron2's), of images in 0..1 a 255th of it; null does not
+            pad: batches are padded anyway, and then with the mean color. Maps are padded with their ignore value.
     """
     (height, width), (wanted_height, wanted_width) = image_size(sample), size
     top, left = random_below(max(0, height - wanted_height) + 1), random_below(max(0, width - wanted_width) + 1)
@@ -153,7 +153,8 @@ def fixed_size_crop(sample: Sample, /, *, size: tuple[Count, Count] = (1024, 102
     if fill is None:
         return sample
     padding = [0, 0, max(0, wanted_width - width), max(0, wanted_height - height)]
-    fills: dict[str, Any] = {"image": [fill], **{key: ignore_value(key) for key in map_keys(sample)}}
+    pixel = fill / 255 if sample["image"].is_floating_point() else fill
+    fills: dict[str, Any] = {"image": [pixel], **{key: ignore_value(key) for key in map_keys(sample)}}
     return _apply(sample, lambda key, value: F.pad(value, padding, fill=fills.get(key, 0)))
 
 

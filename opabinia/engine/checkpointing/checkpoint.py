@@ -26,7 +26,7 @@ from pydantic import StringConstraints
 from torch import Tensor
 from typing_extensions import TypedDict
 
-from opabinia.contracts import DatasetInfo
+from opabinia.contracts import Channels, DatasetInfo
 from opabinia.engine.checkpointing import sharded
 from opabinia.engine.checkpointing.buffers import memory_key
 from opabinia.runtime.files import disk_errors, replace_folder, temporary_folder
@@ -127,7 +127,7 @@ class RunState(_State):
     seed: Annotated[int, Interval(ge=-(2**63), lt=2**63)]
     global_batch_size: Annotated[int, Interval(ge=1, lt=2**63)]
     facts: DatasetInfo
-    source_channels: NotRequired[Literal[1, 3]]
+    source_channels: NotRequired[Channels]
     names: NotRequired[dict[str, str]]
     world_size: Counter
     micro_batch_size: NotRequired[Counter]

@@ -14,8 +14,10 @@ from torch import Tensor
 
 from opabinia.config import Resolved
 from opabinia.config.datasets import validation_sets
+from opabinia.contracts import are_8bit_images, pixels_of
 from opabinia.engine.checkpointing.checkpoint import read_state
 from opabinia.engine.loggers.metrics_log import from_json_numbers
+from opabinia.inference.class_thresholds import chosen_thresholds
 from opabinia.inference.predictor import Predictor
 from opabinia.inference.splits import sets_for
 from opabinia.models.layers import Normalize
@@ -35,6 +37,8 @@ class Description:
         task: name of the task in the config.
         classes: names in the order of the outputs; empty if there are none.
         channels: number of channels of the images; 3 are RGB.
+        pixels: how files with other channels or values than 8-bit color or gray are read
+            (:class:`opabinia.contracts.Pixels`); None: 8-bit color or gray.
         size: height and width of the images.
         dtype: type of ``image``: ``uint8`` or ``float32``.
         value_range: range of its values.
@@ -46,6 +50,7 @@ class Description:
         scores: scores of the last evaluation up to the checkpoint, or of the run's last one.
         step: step of the checkpoint.
         tasks: ``task`` and ``classes`` of each task of a multi-task run by its name, with which its outputs begin.
+        thresholds: minimum scores by class that an evaluation has chosen; None: there are none.
         batch_size: number of samples that the graph takes: ``dynamic``, or the only one.
         version: version of this library.
     """
@@ -65,6 +70,8 @@ class Description:
     scores: dict[str, float]
     step: int
     tasks: dict[str, dict[str, Any]]
+    pixels: dict[str, Any] | None = None
+    thresholds: dict[str, float] | None = None
     batch_size: str = "dynamic"
     version: str = __version__
 
@@ -99,6 +106,7 @@ def describe(
         resize = "fit" if transforms else "shrink"
     state, results = read_state(checkpoint), run / "results.json"
     final = read_json(results, dict[str, float]) if results.is_file() else {}
+    chosen = chosen_thresholds(run, str(checkpoint))
     normalize = next((module for module in task.modules() if isinstance(module, Normalize)), None)
     return Description(
         name="/".join(run.resolve().parts[-2:]),
@@ -119,6 +127,8 @@ def describe(
             name: {"task": sections[name]["name"], "classes": subtask.dataset_info.classes}
             for name, subtask in (task.tasks.items() if isinstance(task, Multitask) else ())
         },
+        thresholds=None if chosen is None else chosen.values,
+        pixels=None if are_8bit_images(predictor.channels) else asdict(pixels_of(predictor.channels)),
     )
 
 

@@ -110,6 +110,11 @@ def export(
                 results = measure_files(form, temporary, job, evaluations, measured, calibration)
                 Console(highlight=False).print(score_table(results.rows, evaluations))
             move_files(results.files, paths, form)
+    if job.description.thresholds is not None:
+        lines = [
+            *lines,
+            "predict.py takes the thresholds of the classes that an evaluation has chosen, or --score",
+        ]
     print_written([paths[name] for name in results.files], [*lines, *model.notes])
     if results.errors:
         raise ExportMismatch("\n".join(results.errors) + "\nno such file was written")

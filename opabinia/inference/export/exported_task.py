@@ -14,7 +14,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from opabinia.config import ConfigError, Problem, build
-from opabinia.contracts import IGNORE_LABEL, Batch, DatasetInfo, Detections, Predictions, Presenter, Task
+from opabinia.contracts import (
+    IGNORE_LABEL,
+    Batch,
+    Channels,
+    DatasetInfo,
+    Detections,
+    Pixels,
+    Predictions,
+    Presenter,
+    Task,
+)
 from opabinia.data.loader import DataError
 from opabinia.inference.export.runtimes import open_runtime
 from opabinia.inference.predictor import Predictor
@@ -172,4 +182,9 @@ def load_exported(path: Path) -> Predictor:
         message = f"{path} is not {kind.title} of opabinia export: {(str(error) or repr(error)).splitlines()[0]}"
         raise ConfigError(Problem("command line", "", message)) from error
     build_transforms = build({"transforms": transforms}, command="preprocessing")
-    return Predictor(task, build_transforms(), task.dataset_info, channels=1 if task.dataset_info.channels == 1 else 3)
+    pixels = json.loads(task.metadata.get("pixels", "null"))
+    channels: Channels = 1 if task.dataset_info.channels == 1 else 3
+    channels = channels if pixels is None else Pixels(**pixels)
+    predictor = Predictor(task, build_transforms(), task.dataset_info, channels=channels)
+    predictor.thresholds = json.loads(task.metadata.get("thresholds", "null"))
+    return predictor

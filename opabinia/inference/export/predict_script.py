@@ -16,27 +16,36 @@ from PIL import Image, ImageOps
 
 
 def main(path: str, *files: str) -> None:
-    """Print the predictions for image files, one line of JSON each."""
+    """Print the predictions for image files, one line of JSON each; ``--score NUMBER`` replaces the thresholds of the
+    classes."""
+    score = float(files[files.index("--score") + 1]) if "--score" in files else None
+    if score is not None:
+        files = files[: files.index("--score")] + files[files.index("--score") + 2 :]
     openers = {".xml": open_openvino, ".pte": open_executorch, ".tflite": open_litert}
     about, shapes, run = openers.get(os.path.splitext(path)[1], open_onnx)(path)
     height, width = json.loads(about["size"])
     classes, crop, tasks = (json.loads(about.get(key, "{}")) for key in ("classes", "crop", "tasks"))
+    thresholds = json.loads(about.get("thresholds", "null"))
     filter_ = Image.Resampling.BICUBIC if "bicubic" in about["transforms"] else Image.Resampling.BILINEAR
 
     def read(file: str) -> tuple[Any, tuple[int, int], float]:
         """Return the pixels, the size without padding, and the factor by which a detector's image was resized."""
-        image = open_image(file, int(about["channels"]))
+        planes = open_planes(file, about)
+        image = planes[0]
         factor = min(width / image.width, height / image.height, 1.0 if about["resize"] == "shrink" else float("inf"))
         if about["resize"] in ("fit", "shrink"):
-            image = image.resize((round(image.width * factor), round(image.height * factor)), filter_)
+            size = (round(image.width * factor), round(image.height * factor))
+            planes = [plane.resize(size, filter_) for plane in planes]
         elif about["resize"] == "crop":
-            image = ImageOps.fit(image, (width, height), filter_, bleed=(1 - crop) / 2)
+            planes = [ImageOps.fit(plane, (width, height), filter_, bleed=(1 - crop) / 2) for plane in planes]
         else:
-            image = image.resize((width, height), filter_)
-        pixels = np.zeros((height, width, int(about["channels"])), np.uint8)
-        pixels[: image.height, : image.width] = np.asarray(image).reshape(image.height, image.width, -1)
+            planes = [plane.resize((width, height), filter_) for plane in planes]
+        image = planes[0]
+        resized = np.concatenate([np.asarray(plane).reshape(image.height, image.width, -1) for plane in planes], 2)
+        pixels = np.zeros((height, width, int(about["channels"])), resized.dtype)
+        pixels[: image.height, : image.width] = resized
         array = pixels.transpose(2, 0, 1)
-        values = array if about["dtype"] == "uint8" else array.astype(np.float32) / 255
+        values = array if about["dtype"] == str(array.dtype) else array.astype(np.float32) / 255
         return values, (image.height, image.width), factor
 
     images = [read(file) for file in files]
@@ -48,11 +57,55 @@ def main(path: str, *files: str) -> None:
         outputs = run({name: inputs[name] for name in shapes})
         tensors = {name: rows[0] for name, rows in outputs.items()}
         prediction = {} if tasks else describe(tensors, classes, factor, size)
+        if prediction and (thresholds is not None or score is not None):
+            prediction = at_thresholds(prediction, tensors, classes, thresholds if score is None else {}, score or 0.5)
         for task, task_about in tasks.items():  # a multi-task model: the outputs of each task begin with its name
             start = f"{task}/"
             task_outputs = {name.removeprefix(start): rows for name, rows in tensors.items() if name.startswith(start)}
             prediction[task] = describe(task_outputs, task_about["classes"], factor, size)
         print(json.dumps({"path": file, **prediction}))
+
+
+def open_planes(file: str, about: dict[str, str]) -> list[Image.Image]:
+    """Return an image file in 8-bit color or gray; of other models an image for each channel."""
+    pixels = json.loads(about.get("pixels", "null"))
+    if pixels is None:
+        return [open_image(file, int(about["channels"]))]
+    return [Image.fromarray(channel) for channel in scale_values(read_values(file), pixels, file)]
+
+
+def read_values(file: str) -> Any:
+    """Return the values of an .npy, .npz, TIFF or other image file as they are: H x W, H x W x C or C x H x W."""
+    if file.lower().endswith((".npy", ".npz")):
+        values = np.load(file, allow_pickle=False)
+        return values if isinstance(values, np.ndarray) else values[values.files[0]]
+    if file.lower().endswith((".tif", ".tiff")):
+        try:
+            import tifffile
+        except ImportError:
+            pass  # Pillow reads those with one channel, or 8 bits
+        else:
+            return tifffile.imread(file)
+    return np.asarray(ImageOps.exif_transpose(Image.open(file, formats=("PNG", "TIFF", "PPM", "BMP"))))
+
+
+def scale_values(values: Any, pixels: dict[str, Any], file: str) -> Any:
+    """Return values (C x H x W) of 8 bits as they are, others in 0 to 1, as the training data was read."""
+    values = values[:, :, None] if values.ndim == 2 else values
+    image = np.ascontiguousarray(values.transpose(2, 0, 1) if values.shape[2] == pixels["count"] else values)
+    if image.shape[0] != pixels["count"]:
+        raise SystemExit(f"{file}: its shape is {values.shape}; the model takes {pixels['count']} channels")
+    high, low = pixels["max_value"], pixels["min_value"] or 0.0
+    if image.dtype == np.uint8 and high is None:
+        return image
+    if high is None:
+        high = 65535.0 if image.dtype.kind == "u" else 1.0
+    scaled = image.astype(np.float32)
+    missing = ~np.isfinite(scaled) | (image == pixels["no_data"] if pixels["no_data"] is not None else False)
+    if missing.any() and pixels["fill"] is None:
+        raise SystemExit(f"{file} has values that are NaN or infinite")
+    scaled[missing] = pixels["fill"]
+    return ((scaled - np.float32(low)) / np.float32(high - low)).clip(0, 1)
 
 
 def open_image(file: str, channels: int) -> Image.Image:
@@ -150,6 +203,23 @@ def describe(outputs: dict[str, Any], classes: list[str], factor: float, size: t
         best = int(outputs["probabilities"].argmax())
         return {"class": classes[best], "probability": float(outputs["probabilities"][best])}
     return {name: rows.tolist() for name, rows in outputs.items()}
+
+
+def at_thresholds(
+    prediction: dict[str, Any],
+    outputs: dict[str, Any],
+    classes: list[str],
+    thresholds: dict[str, float],
+    default: float,
+) -> dict[str, Any]:
+    """Return a prediction with the detections, or the classes, that reach the thresholds of their classes."""
+    if "detections" in prediction:
+        rows = prediction["detections"]
+        return {"detections": [row for row in rows if row["score"] >= thresholds.get(row["class"], default)]}
+    if "probability" not in prediction:
+        return prediction
+    columns = zip(classes, outputs["probabilities"].tolist(), strict=True)
+    return {**prediction, "classes": [name for name, value in columns if value >= thresholds.get(name, default)]}
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from opabinia.config import ConfigError, Problem, Resolved
-from opabinia.contracts import ExportModule, GlobalBatch, Sample
+from opabinia.contracts import ExportModule, GlobalBatch, Sample, are_8bit_images, channel_count
 from opabinia.data import ValidationStream
 from opabinia.data.loader import BatchReader, DataError, Request
 from opabinia.inference.predictor import Predictor
@@ -48,8 +48,10 @@ def select_samples(
     except (ConfigError, DataError, OSError, ValueError) as error:
         logging.getLogger("opabinia").info("the validation data cannot be read: %s", error)
     generator = torch.Generator().manual_seed(0)
-    shape = (*([FRAMES] if predictor.takes_video else []), predictor.channels, SIDE, SIDE)
+    shape = (*([FRAMES] if predictor.takes_video else []), channel_count(predictor.channels), SIDE, SIDE)
     images = (torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8) for _ in range(count))
+    if not are_8bit_images(predictor.channels):
+        images = (image / 255 for image in images)
     origin = f"{count} random {'videos' if predictor.takes_video else 'images'} (the validation data cannot be read)"
     return [predictor.sample(image) for image in images], origin
 

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from opabinia.config import ConfigError, Problem
+from opabinia.contracts import frame_channels
 from opabinia.inference.export import track_script
 from opabinia.inference.export.export import PreparedModel, prepare, print_written
 from opabinia.inference.export.files import check_libraries, write_file
@@ -112,12 +113,13 @@ def _check_transforms(option: str, model: PreparedModel, sizes: list[tuple[int, 
         whole: whether the result needs the size of the exported model.
     """
     about, predictor = model.job.description, model.predictor
+    channels = frame_channels(predictor.channels)
     for height, width in sizes:
         ramp = np.add.outer(np.arange(height), np.arange(width)) * 200 // (height + width)
-        image = np.stack([ramp + 20 * channel for channel in range(predictor.channels)]).astype(np.uint8)
+        image = np.stack([ramp + 20 * channel for channel in range(channels)]).astype(np.uint8)
         expected = predictor.sample(torch.from_numpy(image))["image"].numpy()
         try:
-            actual = track_script.prepared(image, predictor.channels, about.transforms, about.dtype)
+            actual = track_script.prepared(image, channels, about.transforms, about.dtype)
         except ValueError as error:
             raise _error(option, f"data.val.transforms: {error}, which track.py knows") from error
         gray_level = 1 if about.dtype == "uint8" else 1 / 255

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor
 
-from opabinia.contracts import Sample, Task
+from opabinia.contracts import FrameChannels, Sample, Task, frame_channels
 from opabinia.data.decoding.images import decode_bytes
 from opabinia.data.decoding.video import VideoFile
 from opabinia.data.sources.file_names import decode_name
@@ -150,7 +150,9 @@ class Inference:
                     file.write(upload.content)
                     file.flush()
                     check = partial(self.check_input, upload.name)
-                    return self.predictor.sample(_CheckedVideo(file.name, self.predictor.channels, size, check))
+                    return self.predictor.sample(
+                        _CheckedVideo(file.name, frame_channels(self.predictor.channels), size, check)
+                    )
             return self.predictor.sample(decode_bytes(upload.content, upload.name, self.predictor.channels))
 
 
@@ -184,7 +186,7 @@ class _CheckedVideo(VideoFile):
         check: is called with the number of pixels of a clip.
     """
 
-    def __init__(self, path: str, channels: Literal[1, 3], size: tuple[int, int], check: Callable[[int], None]) -> None:
+    def __init__(self, path: str, channels: FrameChannels, size: tuple[int, int], check: Callable[[int], None]) -> None:
         super().__init__(path, channels)
         self._header_size, self._check = size, check
 

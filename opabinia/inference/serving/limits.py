@@ -13,6 +13,7 @@ import av
 from PIL import Image
 
 from opabinia.data.decoding.images import open_image
+from opabinia.data.decoding.values import array_size, is_npy
 
 IMAGE_SIGNATURES = {
     b"\xff\xd8\xff": "JPEG",
@@ -108,6 +109,12 @@ def check_image(upload: Upload, limits: Limits) -> tuple[int, int]:
         RequestError: it is not an image (415), broken (422) or too large (413).
     """
     content = upload.content
+    if is_npy(content):  # not .npz, which may be much larger than the request
+        try:
+            height, width = array_size(content)
+        except ValueError as error:
+            raise RequestError(422, f"{upload.name} is broken: {error}") from error
+        return _check_size(upload.name, width, height, limits)
     is_webp = content[:4] == b"RIFF" and content[8:12] == b"WEBP"
     if not is_webp and not content.startswith(tuple(IMAGE_SIGNATURES)):
         types = ", ".join(sorted({*IMAGE_SIGNATURES.values(), "WebP"}))

@@ -16,6 +16,8 @@ import uvicorn
 from fastapi import FastAPI
 from PIL import Image
 
+from opabinia.contracts import channel_count
+from opabinia.inference.class_thresholds import chosen_thresholds
 from opabinia.inference.export.exported_task import ExportedTask, load_exported
 from opabinia.inference.load import RunModel
 from opabinia.inference.serving.address import is_exported
@@ -42,6 +44,7 @@ def serve(
     gallery: Path | None = None,
     task: Sequence[str] = (),
     streams: StreamOptions | None = None,
+    min_score: float | None = None,
 ) -> None:
     """Answer requests with a run's model until the process is stopped.
 
@@ -55,14 +58,17 @@ def serve(
         gallery: return the images in this folder that are nearest to an upload, instead of predictions.
         task: see :func:`opabinia.load`.
         streams: also track the objects of streams; for a detector.
+        min_score: minimum score of what is predicted; None: the thresholds of the run's classes, if there are some.
 
     Raises:
         ConfigError: there is no such run, checkpoint or gallery, the file was not exported, or the model cannot track.
     """
-    load = partial(_load, model, task, limits, gallery, streams)
+    load = partial(_load, model, task, limits, gallery, streams, min_score)
     inference, about = load()
     logging.getLogger("python_multipart").setLevel(logging.ERROR)  # the client gets the error message
     name = about["name"]
+    if min_score is None and "thresholds" in about:
+        print("predictions are those above the threshold of their class (GET /model); --score takes one for all")
     app = make_app(Service(inference, about, load), LOCAL if host in LOCAL else None, token)
     url_host = f"[{host}]" if ":" in host else host
     print(f"{name} answers at http://{url_host}:{listening.getsockname()[1]} (Ctrl-C ends it)", flush=True)
@@ -74,7 +80,12 @@ def serve(
 
 
 def _load(
-    model: RunModel, task: Sequence[str], limits: Limits, gallery: Path | None, streams: StreamOptions | None
+    model: RunModel,
+    task: Sequence[str],
+    limits: Limits,
+    gallery: Path | None,
+    streams: StreamOptions | None,
+    min_score: float | None,
 ) -> tuple[Inference, dict[str, Any]]:
     """Load the model and embed the gallery; return what predicts uploads, and the answer of ``GET /model``."""
     start = perf_counter()
@@ -87,8 +98,12 @@ def _load(
             predictor = model.load(task)
             section, classes = resolve(model.run, model.overrides).config["task"], {}
             name_of_task = section["tasks"][task[0]]["task"]["name"] if len(task) == 1 else section["name"]
+            chosen = chosen_thresholds(model.run, model.checkpoint)
+            predictor.thresholds = None if chosen is None else chosen.values
             if isinstance(predictor.task, Multitask):
                 classes = {name: subtask.dataset_info.classes for name, subtask in predictor.task.tasks.items()}
+        if min_score is not None:
+            predictor.thresholds = dict.fromkeys(predictor.classes, min_score)
         served_gallery = ServedGallery(predictor, gallery) if gallery is not None else None
         inference = (
             TrackingInference(predictor, limits, streams) if streams else Inference(predictor, limits, served_gallery)
@@ -100,7 +115,8 @@ def _load(
         "task": name_of_task,
         "classes": list(predictor.classes),
         **({"tasks": classes} if classes else {}),
-        "channels": predictor.channels,
+        "channels": channel_count(predictor.channels),
+        **({} if predictor.thresholds is None else {"thresholds": predictor.thresholds}),
         "takes": "videos" if predictor.takes_video else "images",
         **({"parameters": parameters} if parameters else {}),
         "device": str(predictor.device),

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from opabinia.config import ConfigError, Problem
+from opabinia.contracts import Channels, FrameChannels, frame_channels
 from opabinia.contracts.tracking import FrameDetections, TrackerState
-from opabinia.data.decoding.images import Channels
 from opabinia.data.decoding.sequential import TimedFrame
 from opabinia.data.loader import DataError
 from opabinia.inference.predictor import ImageInput, Predictor, image_from
@@ -83,9 +83,10 @@ class Pipeline:
         self._width = None if embedder is None else _embedding_width(embedder)
 
     @property
-    def channels(self) -> Channels:
+    def channels(self) -> FrameChannels:
         """Channels of the frames to read: 3 if one of the models needs color."""
-        return 3 if self.embedder is not None and self.embedder.channels == 3 else self.detector.channels
+        color = self.embedder is not None and self.embedder.channels == 3
+        return 3 if color else frame_channels(self.detector.channels)
 
     def detect(
         self, image: ImageInput, number: int = 0, time: float | None = None, camera: Camera | None = None
@@ -199,7 +200,7 @@ def _tensors(predictor: Predictor, image: Tensor) -> dict[str, Tensor]:
 def _probe(channels: Channels) -> Tensor:
     """Return an image for trials."""
     ramp = torch.linspace(0, 255, _PROBE_SIDE).round().to(torch.uint8)
-    return ramp.expand(channels, _PROBE_SIDE, _PROBE_SIDE)
+    return ramp.expand(frame_channels(channels), _PROBE_SIDE, _PROBE_SIDE)
 
 
 def _check_detector(detector: Predictor) -> None:

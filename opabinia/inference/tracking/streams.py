@@ -9,7 +9,8 @@ from functools import partial
 from pathlib import Path
 
 from opabinia.config import ConfigError, Problem
-from opabinia.data.decoding.images import Channels, read_image
+from opabinia.contracts import FrameChannels
+from opabinia.data.decoding.images import read_image
 from opabinia.data.decoding.sequential import TimedFrame, is_video, read_frames
 from opabinia.data.sources.folder import is_image_file
 from opabinia.data.sources.mot_files import read_frame_list
@@ -34,7 +35,7 @@ class Stream:
 
     path: str
     name: str
-    read: Callable[[Channels], Iterator[TimedFrame]]
+    read: Callable[[FrameChannels], Iterator[TimedFrame]]
     first: int = 1
     is_live: bool = False
 
@@ -109,6 +110,6 @@ def _of_images(folder: Path, files: Mapping[int, Path], first: int, rate: float)
     return Stream(shown_path(folder), file_stem(folder.absolute().name), partial(_read_images, files, rate), first)
 
 
-def _read_images(files: Mapping[int, Path], rate: float, channels: Channels) -> Iterator[TimedFrame]:
+def _read_images(files: Mapping[int, Path], rate: float, channels: FrameChannels) -> Iterator[TimedFrame]:
     for number, file in files.items():
         yield TimedFrame(number, number / rate, read_image(file, channels))

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from opabinia.config.text import escape
 from opabinia.data.layouts.layout import Section, TaskName
+from opabinia.data.profile import DatasetProfile
 from opabinia.training.autoconfig import rules
 from opabinia.training.autoconfig.rules import Network, Value
 from opabinia.training.autoconfig.situation import Situation
@@ -100,6 +101,10 @@ def _backbone(situation: Situation, capacity: rules.Capacity, key: str = "task.b
         yield Choice(f"{key}.pretrained", True)
     if network.options:
         yield Choice(f"{key}.options", network.options)
+    if situation.profile.channels and situation.profile.mean:
+        task = key.removesuffix(".backbone")
+        yield Choice(f"{task}.mean", [*situation.profile.mean], "of the images that were read")
+        yield Choice(f"{task}.std", [max(std, 0.001) for std in situation.profile.std])
 
 
 class _Length(NamedTuple):
@@ -193,7 +198,7 @@ def _classification(situation: Situation, data: Datasets) -> Chosen:
     resized: list[Any] = [{"name": "RandomResizedCrop", "size": "${vars.size}", "scale": area}]
     train = (cropped if is_tiny else resized) + ([{"name": "RandomHorizontalFlip"}] if flip.value else [])
     if strength == 2:
-        train.append({"name": "TrivialAugmentWide"})
+        train.append(_colors(profile, {"name": "TrivialAugmentWide"}))
     seen = f"each image is seen {length.epochs:.3g} times; mirrored: {flip.reason}"
     choices = [
         *_backbone(situation, capacity),
@@ -254,11 +259,11 @@ def _detection(situation: Situation, data: Datasets) -> Chosen:
     if tiled is not None:
         capacity, tiles, reason = tiled
         situation = rules.tiles_as_samples(situation, tiles)
-        inputs = _tiled_images(tiles, reason, flip)
+        inputs = _tiled_images(profile, tiles, reason, flip)
     else:
         size = rules.detection_size(profile, limit)
         capacity = rules.detection_capacity(situation, size.value, 640 if machine.has_gpu else 320)
-        inputs = _resized_images(capacity, size, flip)
+        inputs = _resized_images(profile, capacity, size, flip)
     length = _length(situation, capacity, most=16 if machine.has_gpu else 8, least=2, steps=600)
     light, frozen = not machine.has_gpu, rules.frozen_norms(capacity.network)
     choices = [
@@ -293,12 +298,12 @@ def _tiled(situation: Situation, limit: int) -> _Tiled | None:
     return _Tiled(capacity, tiles, needed.reason) if evaluation <= situation.budget / 2 else None
 
 
-def _resized_images(capacity: rules.Capacity, size: Value, flip: Value) -> Iterator[Choice]:
+def _resized_images(profile: DatasetProfile, capacity: rules.Capacity, size: Value, flip: Value) -> Iterator[Choice]:
     """Yield image size and transforms of a detector for whole images."""
     sides = [round(capacity.size * factor / 8) * 8 for factor in (0.8, 0.9, 1.0, 1.1, 1.2)]
     train = [
         {"name": "resize_shortest_edge", "short_edge_length": "${vars.short}", "max_size": "${vars.longest}"},
-        *_changes(flip),
+        *_changes(profile, flip),
     ]
     reason = f"wanted: {size.value} ({size.reason}); {capacity.reason}"
     yield Choice("vars.test", capacity.size, reason, "detection_size")
@@ -307,11 +312,11 @@ def _resized_images(capacity: rules.Capacity, size: Value, flip: Value) -> Itera
     yield Choice("data.train.transforms", train, f"mirrored: {flip.reason}", "mirroring")
 
 
-def _tiled_images(tiles: rules.Tiling, reason: str, flip: Value) -> Iterator[Choice]:
+def _tiled_images(profile: DatasetProfile, tiles: rules.Tiling, reason: str, flip: Value) -> Iterator[Choice]:
     """Yield tile size and transforms of a detector for tiles of large images."""
     side = "${vars.tile}"
     crop = {"name": "random_crop", "kind": "absolute", "size": [side, side]}
-    train = [{**crop, "object_probability": 0.9, "min_visible": 0.3}, *_changes(flip)]
+    train = [{**crop, "object_probability": 0.9, "min_visible": 0.3}, *_changes(profile, flip)]
     yield Choice("vars.tile", tiles.size, reason, "needs_tiles")
     yield Choice("task.tiles", {"size": side, "overlap": tiles.overlap}, f"overlap: {tiles.reason}", "tiling")
     shown = f"crops, of which nine of ten show an object; mirrored: {flip.reason}"
@@ -319,9 +324,15 @@ def _tiled_images(tiles: rules.Tiling, reason: str, flip: Value) -> Iterator[Cho
     yield Choice("data.val.transforms", [], "tiles are cut from the original images")
 
 
-def _changes(flip: Value) -> list[dict[str, Any]]:
+def _changes(profile: DatasetProfile, flip: Value) -> list[dict[str, Any]]:
     """Return the augmentation of images for detectors."""
-    return [*([{"name": "RandomHorizontalFlip"}] if flip.value else []), {"name": "RandomPhotometricDistort"}]
+    colors = _colors(profile, {"name": "RandomPhotometricDistort"})
+    return [*([{"name": "RandomHorizontalFlip"}] if flip.value else []), colors]
+
+
+def _colors(profile: DatasetProfile, transform: dict[str, Any]) -> dict[str, Any]:
+    """Return a transform of the colors of 8-bit images, or its like for images with other channels."""
+    return {"name": "channel_jitter"} if profile.channels else transform
 
 
 def _detector(situation: Situation, light: bool) -> Iterator[Choice]:
@@ -375,7 +386,7 @@ def _segmentation(situation: Situation, data: Datasets) -> Chosen:
         },
         {"name": "fixed_size_crop", "size": "${vars.crop}"},
         *([{"name": "RandomHorizontalFlip"}] if flip.value else []),
-        {"name": "RandomPhotometricDistort"},
+        _colors(profile, {"name": "RandomPhotometricDistort"}),
     ]  # fmt: skip
     choices = [
         *_backbone(situation, capacity),
@@ -426,7 +437,11 @@ def _reid(situation: Situation, data: Datasets) -> Chosen:
     train = [
         {"name": "RandomResizedCrop", "size": "${vars.size}", "scale": [0.4, 1.0]},
         *([{"name": "RandomHorizontalFlip"}] if flip.value else []),
-        {"name": "RandomApply", "p": 0.5, "transforms": [{"name": "ColorJitter", "brightness": 0.2, "contrast": 0.2}]},
+        {
+            "name": "RandomApply",
+            "p": 0.5,
+            "transforms": [_colors(profile, {"name": "ColorJitter", "brightness": 0.2, "contrast": 0.2})],
+        },
         *([{"name": "random_erase"}] if length.epochs >= 10 else []),
     ]
     choices = [

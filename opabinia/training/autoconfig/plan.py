@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,8 @@ from opabinia.config import build as build_config
 from opabinia.config.errors import nearest
 from opabinia.config.paths import data_name, facts_file
 from opabinia.contracts import Source, SourcePart
+from opabinia.data.decoding.images import file_channels
+from opabinia.data.decoding.values import ARRAY_EXTENSIONS
 from opabinia.data.layouts.layout import TASK_NAMES, Layout, Section, TaskName
 from opabinia.data.layouts.readings import convert
 from opabinia.data.layouts.recognition import recognize
@@ -25,6 +29,7 @@ from opabinia.models.weights.available import available_backbones
 from opabinia.runtime.durations import format_seconds
 from opabinia.runtime.files import write_atomic
 from opabinia.runtime.json_files import read_json, write_json
+from opabinia.runtime.local_copies import read_file
 from opabinia.runtime.log import log
 from opabinia.runtime.text import plural
 from opabinia.runtime.version import __version__
@@ -236,12 +241,46 @@ def _tolerant_section(section: Section) -> dict[str, Any]:
     return changed
 
 
+def _file_channels(source: Source) -> int | None:
+    """Return the channels of the first image if it is not 8-bit gray or color; None for others, and for videos.
+
+    Raises:
+        ConfigError: tifffile is needed, and is not installed.
+    """
+    paths = source.paths(0) if len(source) else ()
+    if not paths or not os.fsdecode(paths[0]).lower().endswith((*ARRAY_EXTENSIONS, ".tif", ".tiff")):
+        return None
+    try:
+        return file_channels(read_file(paths[0]))
+    except (OSError, ValueError):  # the profile names unreadable files
+        return None
+    except ImportError as error:
+        raise ConfigError(Problem("", "data", f"{os.fsdecode(paths[0])}: {error}")) from error
+
+
+def _with_channels(count: int, section: Section) -> dict[str, Any]:
+    """Return a section whose images have these channels, as their files have them."""
+    source, changed = catalog().get("source", str(section["name"])), dict(section)
+    if source is not None and "channels" in source.by_name:
+        changed["channels"] = {"count": count}
+    if "source" in section:
+        changed["source"] = _with_channels(count, section["source"])
+    if "sources" in section:
+        changed["sources"] = [_with_channels(count, inner) for inner in section["sources"]]
+    return changed
+
+
 def _profile(reading: Layout, out: Path) -> tuple[Datasets, DatasetProfile]:
     """Return the sections of the sources and the profile. If there is no validation data, a part of the training data
     is held out, and listed in a file beside the recipe."""
     # Re-identification is validated on the query and gallery images of other identities, as all systems do.
     val = reading.val or (reading.test if reading.task == "reid" else None)
     all_samples = open_source(reading.train)
+    channels = _file_channels(all_samples)
+    if channels is not None:
+        reading = convert(reading, reading.task, partial(_with_channels, channels))
+        val = reading.val or (reading.test if reading.task == "reid" else None)
+        all_samples = open_source(reading.train)
     test = None if reading.test in (None, val) else open_source(reading.test)
     sections = Datasets(train=reading.train, val=val, reason=reading.description, classes=reading.classes)
     if val is not None:

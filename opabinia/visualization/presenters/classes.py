@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from PIL.Image import Image
 
-from opabinia.contracts import Comparison, DrawOptions, Panel, Presenter, Sample
+from opabinia.contracts import NO_CLASS, Comparison, DrawOptions, Panel, Presenter, Sample
 from opabinia.contracts.presenting import OPTIONS, Predicted
 from opabinia.visualization.drawing import draw_objects
 
@@ -24,20 +24,28 @@ class ClassPresenter(Presenter):
     extra_files = True
 
     def readable(self, prediction: Predicted) -> dict[str, Any]:
-        """Return ``top``, the five most probable classes with their probabilities; ``views``: the best of each view."""
+        """Return ``top``, the five most probable classes with their probabilities; ``views``: the best of each view;
+        ``classes``: the names of those in ``present`` (bool, K), at thresholds of each class."""
         rows: dict[str, Any] = {"top": prediction["probabilities"].topk(min(5, len(self.dataset_info.classes)))}
         if "views" in prediction:
             rows["views"] = prediction["views"].max(1)
-        return {
+        names = self.dataset_info.classes
+        chosen = {}
+        if "present" in prediction:
+            chosen["classes"] = [names[number] for number in prediction["present"].nonzero().flatten().tolist()]
+        return chosen | {
             name: [
-                {"class": self.dataset_info.classes[number], "probability": round(value, 6)}
+                {"class": names[number], "probability": round(value, 6)}
                 for value, number in zip(values.tolist(), numbers.tolist(), strict=True)
             ]
             for name, (values, numbers) in rows.items()
         }
 
     def caption(self, readable: Mapping[str, Any], *, min_score: float = 0.5) -> list[str]:
-        """Return the three most probable classes with their probabilities."""
+        """Return the three most probable classes with their probabilities; the classes at thresholds of each, if there
+        are such."""
+        if "classes" in readable:
+            return [", ".join(readable["classes"]) or NO_CLASS]
         return [f"{row['class']} {row['probability']:.1%}" for row in readable["top"][:3]]
 
     def draw(self, sample: Sample, prediction: Predicted, options: DrawOptions = OPTIONS) -> Image | None:

@@ -167,6 +167,7 @@ MAKERS: dict[str, Callable[[Any, Classes], list[Block]]] = {
     "per_class": partial(_rows, title="By class", is_share=_is_class_share),
     "worst": partial(_rows, title="Worst", is_share=lambda name, values: name.startswith("of_")),
     "calibration": _calibration,
+    "class_thresholds": partial(_rows, title="Best thresholds of scores"),
     "linear_probe": lambda value, classes: _rows(dict_of(value)["layers"], classes, "Linear probes"),
     "low_shot": _low_shot,
     "linear_svm": partial(_rows, title="Linear SVM"),
