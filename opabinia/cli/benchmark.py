@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from opabinia.cli.errors import option_error, report_errors
-from opabinia.cli.options import Nproc, Overrides, Recipe
+from opabinia.cli.options import Nproc, Overrides
 from opabinia.cli.processes import layout, run_in_many
+from opabinia.inference.serving.address import is_exported
 
+RecipeOrExported = Annotated[
+    str,
+    typer.Argument(metavar="RECIPE", help="A recipe as in `train`, or an exported model (.onnx, .pte, .tflite, .xml)."),
+]
 STEPS = 30
 """Measured steps, unless --steps gives another number."""
 SMALLEST, LARGEST = 2**30, 2**40
@@ -20,7 +25,7 @@ SMALLEST, LARGEST = 2**30, 2**40
 
 
 def benchmark(
-    recipe: Recipe,
+    recipe: RecipeOrExported,
     overrides: Overrides = None,
     steps: Annotated[
         int | None, typer.Option(min=2, show_default="30", help="Steps to measure, after some warm-up steps.")
@@ -40,6 +45,8 @@ def benchmark(
 ) -> None:
     """Measure training throughput, its bottleneck and memory on this machine. Nothing of the run is kept.
 
+    An exported model (.onnx, .pte, .tflite, model.xml) is measured, too: latency, throughput, stages and memory.
+
     With --memory nothing is measured: the memory of a training step on a GPU is predicted, and the largest batch that
     fits.
 
@@ -48,6 +55,8 @@ def benchmark(
     opabinia benchmark classification/digits data.num_workers=4 train.precision=bf16 --steps 100 --json
 
     opabinia benchmark classification/digits --nproc 2 --out digits.json
+
+    opabinia benchmark runs/classification/digits/default/export/model.onnx
 
     opabinia benchmark classification/digits --memory --device-memory 24GiB --precision bf16
     """
@@ -67,6 +76,10 @@ def benchmark(
                 raise option_error(option, "measures; with --memory nothing is: remove it")
         if precision is not None:
             overrides = [*(overrides or []), f"train.precision={precision}"]
+        if is_exported(Path(recipe)):
+            training_only = {"--memory": memory, "--steps": steps, "--nproc": nproc}
+            show(_measured_export(Path(recipe), overrides or [], training_only), as_json, out)
+            return
         tree = compose(recipe, overrides or [])
         parts = catalog(tree.plugins)
         check_paths(check(tree, parts), parts)
@@ -84,6 +97,22 @@ def benchmark(
         if launched_rank(os.environ):
             return
         show(result, as_json, out)
+
+
+def _measured_export(path: Path, overrides: Sequence[str], training_only: Mapping[str, object]) -> dict[str, Any]:
+    """Measure an exported model.
+
+    Args:
+        path: the file, or OpenVINO's folder.
+        overrides: must be empty: there is no config.
+        training_only: options about training by name, which must not be given.
+    """
+    given = [*overrides, *(name for name, value in training_only.items() if value)]
+    if given:
+        raise option_error(given[0], f"{path} is an exported model, whose graph is measured: remove it")
+    from opabinia.inference.export.benchmark import benchmark_export
+
+    return benchmark_export(path)
 
 
 def device_sizes(size: str | None) -> list[int]:
@@ -118,7 +147,7 @@ def show(result: Mapping[str, Any], as_json: bool, out: Path | None) -> None:
     """Print a result as a table or as JSON, and write it to the file ``out``."""
     import json
 
-    from opabinia.cli.tables import print_benchmark, print_memory
+    from opabinia.cli.tables import print_benchmark, print_export_benchmark, print_memory
     from opabinia.runtime.files import write_atomic
 
     text = json.dumps(result, indent=1)
@@ -126,6 +155,8 @@ def show(result: Mapping[str, Any], as_json: bool, out: Path | None) -> None:
         write_atomic(out, text + "\n")
     if as_json:
         print(text)
+    elif "runtime" in result:
+        print_export_benchmark(result)
     elif "largest_batch" in result:
         print_memory(result)
     else:

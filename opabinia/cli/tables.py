@@ -139,6 +139,29 @@ _STEP_PARTS = {
 }
 
 
+def print_export_benchmark(result: Mapping[str, Any]) -> None:
+    """Print the result of ``opabinia benchmark`` for an exported model."""
+    table = Table(result["file"], f"{result['runtime']}, {plural(result['threads'], 'thread')}")
+    table.add_row("input of a sample", result["input"])
+    table.add_row("latency of one sample, median", _milliseconds(result["p50"]))
+    table.add_row("  95th percentile", _milliseconds(result["p95"]))
+    for size, throughput in result["samples_per_s"].items():
+        table.add_row(f"samples/s in batches of {size}", f"{throughput:.4g}")
+    total = sum(result["stages"].values())
+    for name, seconds in result["stages"].items():
+        table.add_row(f"  {_EXPORT_STAGES[name]}", f"{_milliseconds(seconds)}  {seconds / total:.0%}")
+    table.add_row("file", f"{result['bytes'] / 1e6:.2f} MB")
+    table.add_row("peak memory of the process", f"{result['memory'] / 2**20:.0f} MB")
+    print_table(table)
+
+
+_EXPORT_STAGES = {
+    "reading": "transforms of an image",
+    "graph": "the graph",
+    "predictions": "predictions of its outputs",
+}
+
+
 def print_memory(result: Mapping[str, Any]) -> None:
     """Print the result of ``opabinia benchmark --memory``."""
     micro = f" in micro-batches of {result['micro_batch_size']}" if result["micro_batch_size"] else ""

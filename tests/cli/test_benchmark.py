@@ -44,3 +44,13 @@ def test_memory_names_parts_of_the_config_that_it_does_not_follow(opabinia: Comm
 def test_auto_can_be_checked(opabinia: Command) -> None:
     words = ["data.batch_size=auto", "data.num_workers=auto"]
     assert opabinia("config", "check", "classification/digits", *words).status == 0
+
+
+def test_an_exported_model_is_no_recipe(opabinia: Command, tmp_path: Path) -> None:
+    damaged = tmp_path / "model.tflite"
+    damaged.write_bytes(b"damaged")
+    for words in (["--memory"], ["--steps", 3], ["optimizer.lr=1"]):
+        refused = opabinia("benchmark", damaged, *words)
+        assert refused.status == 2 and "is an exported model, whose graph is measured: remove it" in refused.err
+    refused = opabinia("benchmark", damaged)
+    assert refused.status == 2 and str(damaged) in refused.err

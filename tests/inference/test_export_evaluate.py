@@ -15,11 +15,13 @@ from PIL import Image
 from torch import nn
 
 import opabinia
+from opabinia.cli.tables import print_export_benchmark
 from opabinia.config import ConfigError, Problem
 from opabinia.contracts import ExportModule
 from opabinia.data.loader import DataError
 from opabinia.data.sources import Digits
-from opabinia.inference.export import Measured, evaluate, export, predict_script, samples
+from opabinia.inference.export import Measured, evaluate, export, predict_script, samples, speed
+from opabinia.inference.export.benchmark import benchmark_export
 from opabinia.inference.export.description import resize_rule
 from opabinia.inference.export.exported_task import ExportedTask, load_exported
 from opabinia.inference.export.files import LIBRARIES, write_openvino
@@ -265,7 +267,7 @@ def test_exported_files_are_evaluated(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("onnxruntime", reason="onnxruntime is absent: pip install 'opabinia[export]'")
-    monkeypatch.setattr(evaluate, "SECONDS", 0.0)
+    monkeypatch.setattr(speed, "SECONDS", 0.0)
     run = Path(shutil.copytree(run, tmp_path / "digits" / "default"))
     with pytest.raises(ExportMismatch, match=r"exported: val/top1 is 0\.\d+, 0\.0000 worse(.|\n)*int8"):
         export(run, measured=Measured(["int8"], max_drop=-1.0, calibration_images=4))
@@ -282,7 +284,7 @@ def test_exported_files_are_evaluated(
     head, *rows = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith(("┃", "│"))]
     assert [name for name in head if name != "┃"] == ["original", "exported", "fp16", "int8"]
     (score, difference), names = rows[:2], [row[1] for row in rows]
-    assert names == ["val/top1", "difference", "MB", "p50", "p90", "samples/s"]
+    assert names == ["val/top1", "difference", "MB", "p50", "p95", "samples/s"]
     assert score[3] == score[5] and difference[4] == "+0.0000"
     names = ["model.fp16.onnx", "model.int8.onnx", "model.onnx", "predict.py"]
     assert sorted(file.name for file in path.parent.iterdir()) == names
@@ -296,7 +298,7 @@ def test_an_openvino_export_writes_a_folder_for_each_precision(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("openvino", reason="OpenVINO is absent: pip install 'opabinia[openvino]'")
-    monkeypatch.setattr(evaluate, "SECONDS", 0.0)
+    monkeypatch.setattr(speed, "SECONDS", 0.0)
     run = Path(shutil.copytree(run, tmp_path / "digits" / "default"))
     measured = Measured(["fp16", "int8"], max_drop=0.05, calibration_images=32)
     path = export(run, form="openvino", measured=measured)
@@ -317,6 +319,21 @@ def test_an_openvino_export_writes_a_folder_for_each_precision(
     assert torch.allclose(task.run(image=image)["logits"], expected, atol=1e-4)
     with pytest.raises(ConfigError, match=r"is not an OpenVINO model of opabinia export"):
         load_exported(tmp_path)
+
+
+def test_an_exported_model_is_benchmarked(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("onnx", reason="onnx is absent: pip install 'opabinia[export]'")
+    monkeypatch.setattr("opabinia.inference.export.speed.SECONDS", 0.01)
+    path = export(run, tmp_path / "model.onnx")
+    report = benchmark_export(path)
+    assert report["input"] == "1 x 32 x 32" and report["bytes"] == path.stat().st_size
+    assert 0 < report["p50"] <= report["p95"]
+    assert list(report["samples_per_s"]) == [1, 2, 4, 8, 16] and min(report["samples_per_s"].values()) > 0
+    assert list(report["stages"]) == ["reading", "graph", "predictions"]
+    print_export_benchmark(report)
+    assert "samples/s in batches of 16" in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from rich.table import Table
-from torch import Tensor
 
 from opabinia.config import ConfigError, Problem, Resolved
 from opabinia.config.datasets import subtasks
@@ -23,6 +20,7 @@ from opabinia.engine.loop.evaluate import ValidationSet, evaluate, needs_trainin
 from opabinia.inference.export.exported_task import ExportedTask
 from opabinia.inference.export.files import total_size
 from opabinia.inference.export.job import ExportJob
+from opabinia.inference.export.speed import Speed, measure_speed
 from opabinia.inference.predictor import Predictor
 from opabinia.inference.splits import select_split, sets_for, task_of
 from opabinia.runtime.weighted_scores import weighted_score
@@ -31,22 +29,6 @@ from opabinia.training.model import Models
 from opabinia.training.run_folder import build_parts
 from opabinia.training.streams import training_streams
 from opabinia.training.validation import make_best, plan_evaluation
-
-SECONDS = 2.0
-"""Time in which latency and throughput are measured, each."""
-
-
-class Speed(NamedTuple):
-    """Speed of a model on this machine's CPU.
-
-    Attributes:
-        p50, p90: percentiles of the latency of one sample, in seconds.
-        throughput: samples per second in batches of those that the export compares.
-    """
-
-    p50: float
-    p90: float
-    throughput: float
 
 
 @dataclass(frozen=True)
@@ -154,25 +136,6 @@ def open_evaluation(
     return Evaluation(task, validation, best.metric, 1 if best.better == "max" else -1)
 
 
-def measure_speed(run: Callable[..., Mapping[str, Tensor]], inputs: Mapping[str, Tensor]) -> Speed:
-    """Measure a function of inputs by name, which hold a row per sample."""
-    one = {name: value[:1] for name, value in inputs.items()}
-    latencies, batches = _times(run, one), _times(run, inputs)
-    p50, p90 = np.quantile(latencies, [0.5, 0.9]).tolist()
-    return Speed(p50, p90, len(inputs["image"]) / float(np.median(batches)))
-
-
-def _times(run: Callable[..., object], inputs: Mapping[str, Tensor]) -> list[float]:
-    """Return seconds of some runs, after two that are not measured."""
-    times: list[float] = []
-    end = time.perf_counter() + SECONDS
-    while len(times) < 5 or (len(times) < 200 and time.perf_counter() < end):
-        started = time.perf_counter()
-        run(**inputs)
-        times.append(time.perf_counter() - started)
-    return times[2:]
-
-
 class Row(NamedTuple):
     """A model in the table: its score in each evaluation, size in bytes and speed."""
 
@@ -204,6 +167,6 @@ def score_table(rows: Sequence[Row], evaluations: Sequence[Evaluation]) -> Table
         result.add_row("difference", "", *(f"{score - scores[0]:+.4f}" for score in scores[1:]))
     result.add_row("MB", *(f"{row.size / 1e6:.2f}" for row in rows))
     result.add_row("p50 ms", *(f"{row.speed.p50 * 1e3:.2f}" for row in rows))
-    result.add_row("p90 ms", *(f"{row.speed.p90 * 1e3:.2f}" for row in rows))
+    result.add_row("p95 ms", *(f"{row.speed.p95 * 1e3:.2f}" for row in rows))
     result.add_row("samples/s", *(f"{row.speed.throughput:.0f}" for row in rows))
     return result
