@@ -145,7 +145,8 @@ def select(model: RunModel, paths: Sequence[Path | str], options: SelectOptions)
     is_taken = np.array([files[path] in taken for path in collected.paths])
     chosen = choose(collected, of_labeled, is_taken, strategy, options)
     if len(chosen.indices) < options.count:
-        notes.append(f"only {plural(len(chosen.indices), 'image')}: the others are near-duplicates of chosen ones")
+        count = plural(len(chosen.indices), "image")
+        notes.append(f"only {count}: the others are near-duplicates of chosen ones, or cannot be read")
     record = Round(
         round=rounds[-1]["round"] + 1 if rounds else 1,
         run=str(model.run),
