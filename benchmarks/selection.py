@@ -117,7 +117,7 @@ def learning_curve(setting: Setting, strategy: str, paths: Sequence[Path], folde
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("tasks", nargs="*", default=["classification", "detection", "segmentation"])
+    parser.add_argument("tasks", nargs="*", default=["classification"])
     parser.add_argument("--runs", type=Path, help="Keep the runs in this folder, and use those that are there.")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--strategies", nargs="+", default=STRATEGIES)
