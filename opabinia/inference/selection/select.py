@@ -49,6 +49,7 @@ from opabinia.runtime.storage import shown_path
 from opabinia.runtime.text import plural
 from opabinia.training.run_folder import chosen_checkpoint
 from opabinia.training.sweep.runs import read_results
+from opabinia.visualization.drawing import to_pil
 
 Strategy = Literal["uncertainty", "diversity", "both"]
 
@@ -301,7 +302,8 @@ def _drafts(
                 prediction.readable, multi_label=predictor.dataset_info.multi_label, min_score=min_score
             )
             name = image_name(os.path.relpath(os.path.abspath(path), root))
-            yield Draft(name, _size(original), annotations, score_of[path]), path
+            draft = Draft(name, _size(original), annotations, score_of[path])
+            yield draft, path if name.endswith(path.suffix) else to_pil(original["image"])  # arrays become PNG files
 
 
 def _size(original: Sample) -> tuple[int, int]:
