@@ -19,6 +19,7 @@ from opabinia.models.detectors.regions import PoolingOptions, RegionPool, Region
 from opabinia.models.detectors.suppression import Candidates, box_nms, exceeds_size, suppress_static
 from opabinia.models.losses.binary import draw_federated_classes
 from opabinia.models.losses.boxes import BoxLoss, BoxWeights, box_regression_loss, decode_boxes
+from opabinia.models.losses.class_weights import ClassWeights, class_weight_table, weighted_by_class
 from opabinia.models.necks import Norm, norm_factory
 
 
@@ -46,6 +47,9 @@ class BoxOptions:
         federated_classes: number of classes in a batch for ``federated``, the background included; more if the batch
             has more.
         federated_power: a class is drawn with a probability proportional to its number of images to this power.
+        class_weights: weights of the class loss of regions that are assigned to an object, by the name of its class (1
+            if it is not named); ``balanced``: by inverse frequency, see
+            :func:`opabinia.models.losses.class_weights.class_weight_table`; null: all alike.
         box_loss: loss of the boxes, see :func:`opabinia.models.losses.boxes.box_regression_loss`.
         smooth_l1_beta: threshold of ``smooth_l1``; 0 is L1 (torchvision: 1/9).
         box_loss_weight: factor of the box loss.
@@ -71,6 +75,7 @@ class BoxOptions:
     class_loss: Literal["softmax", "sigmoid", "federated"] = "softmax"
     federated_classes: Count = 50
     federated_power: NonNegative = 0.5
+    class_weights: ClassWeights | None = None
     box_loss: BoxLoss = "smooth_l1"
     smooth_l1_beta: NonNegative = 0
     box_loss_weight: NonNegative = 1
@@ -146,14 +151,17 @@ class BoxLayers(nn.Module):
         weights: weights of the box coding.
     """
 
-    class_weights: Tensor
+    draw_weights: Tensor
+    class_weights: Tensor | None
 
     def __init__(self, channels: int, dataset_info: DatasetInfo, options: BoxOptions, weights: BoxWeights) -> None:
         super().__init__()
         classes = len(dataset_info.classes)
         self.options, self.classes, self.weights = options, classes, weights
         counts = torch.tensor([*dataset_info.image_counts, 0], dtype=torch.float32)  # 0: of the background
-        self.register_buffer("class_weights", counts**options.federated_power * (counts > 0), persistent=False)
+        self.register_buffer("draw_weights", counts**options.federated_power * (counts > 0), persistent=False)
+        table = class_weight_table(options.class_weights, dataset_info)
+        self.register_buffer("class_weights", table, persistent=False)
         self.head = hidden_layers(channels, options)
         conv_width = options.conv_dim if options.num_convs and options.conv_dim else channels
         width = options.fc_dim if options.num_fc else conv_width
@@ -176,12 +184,12 @@ class BoxLayers(nn.Module):
         """Return the sum of the class losses of all regions."""
         kind = self.options.class_loss
         if kind == "softmax":
-            return F.cross_entropy(logits, labels, reduction="sum")
+            return F.cross_entropy(logits, labels, self.class_weights, reduction="sum")
         targets = F.one_hot(labels, self.classes + 1).to(logits)
         losses = F.binary_cross_entropy_with_logits(logits, targets, reduction="none")[:, :-1]
         if kind == "federated":
-            losses = losses * draw_federated_classes(labels, self.class_weights, self.options.federated_classes)
-        return losses.sum()
+            losses = losses * draw_federated_classes(labels, self.draw_weights, self.options.federated_classes)
+        return weighted_by_class(losses, labels[:, None].expand_as(losses), self.class_weights).sum()
 
     def losses(self, predictions: BoxPredictions, regions: Regions) -> dict[str, Tensor]:
         """``loss_cls`` and ``loss_box_reg``, both means over all regions including background, the accuracy of the

@@ -25,6 +25,7 @@ from opabinia.contracts.rotated_boxes import box_areas, to_box_frame
 from opabinia.models.detectors.anchors import AnchorGrid, Convention
 from opabinia.models.detectors.dense import DenseDetector, HeadNorm, Predictions, Probability, is_top1
 from opabinia.models.losses.boxes import IouLoss, iou_loss
+from opabinia.models.losses.class_weights import ClassWeights, class_weight_table, weighted_by_class
 from opabinia.models.losses.focal import focal_loss
 from opabinia.models.necks import fpn_p3_p7_from_p5, norm_factory
 from opabinia.runtime.collectives import mean_over_samples
@@ -64,6 +65,9 @@ class Fcos(DenseDetector):
             batch and the feature maps, rounded down.
         alpha: weight alpha of the focal loss.
         gamma: focusing exponent of the focal loss.
+        class_weights: weights of the class loss of points that are assigned to an object, by the name of its class (1
+            if it is not named); ``balanced``: by inverse frequency, see
+            :func:`opabinia.models.losses.class_weights.class_weight_table`; null: all alike.
         score_threshold: detections with this score or less are dropped. 0.05 in the paper of 2019; 0.2 in torchvision
             and detectron2.
         nms_threshold: IoU of two detections of one class above which the one with the lower score is dropped.
@@ -74,6 +78,8 @@ class Fcos(DenseDetector):
     _decode = staticmethod(CODER.decode)
 
     compiled_modules = r"neck|head\.\w+_head\.\w+|head\.angle"
+
+    class_weights: Tensor | None
 
     def __init__(
         self,
@@ -95,6 +101,7 @@ class Fcos(DenseDetector):
         convention: Convention = "detectron2",
         alpha: Fraction = 0.25,
         gamma: NonNegative = 2.0,
+        class_weights: ClassWeights | None = None,
         score_threshold: Fraction = 0.05,
         nms_threshold: Fraction = 0.6,
         pre_nms_topk: Count = 1000,
@@ -114,6 +121,7 @@ class Fcos(DenseDetector):
         self.weight_boxes = weight_boxes
         self.grid = AnchorGrid([[stride] for stride in strides], [1.0], strides, offset=offset, convention=convention)
         self.center_sampling_radius, self.alpha, self.gamma = center_sampling_radius, alpha, gamma
+        self.register_buffer("class_weights", class_weight_table(class_weights, dataset_info), persistent=False)
 
     def _predict(self, maps: Sequence[Tensor], shape: tuple[int, int]) -> Predictions:
         """Run the head: boxes are encoded as distances in strides, anchors are points, as boxes of the stride's
@@ -163,8 +171,9 @@ class Fcos(DenseDetector):
             weights = wanted * positive
             divisor = mean_over_samples(weights.sum(), len(targets)).clamp(min=1e-6) * len(targets)
         centerness_losses = F.binary_cross_entropy_with_logits(centerness.float(), wanted, reduction="none")
+        class_losses = focal_loss(logits, assigned.classes, self.alpha, self.gamma)
         return {
-            "loss_cls": focal_loss(logits, assigned.classes, self.alpha, self.gamma).sum() / count,
+            "loss_cls": weighted_by_class(class_losses, assigned.classes, self.class_weights).sum() / count,
             "loss_box_reg": (box_losses * weights).sum() / divisor,
             "loss_centerness": (centerness_losses * positive).sum() / count,
             "num_pos_anchors": positives_per_image,

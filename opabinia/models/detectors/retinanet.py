@@ -21,6 +21,7 @@ from opabinia.contracts import Count, DatasetInfo, Fraction, Level, NeckPart, No
 from opabinia.models.detectors.anchors import AnchorGrid, Convention
 from opabinia.models.detectors.dense import DenseDetector, HeadNorm, Predictions, Probability, is_top1
 from opabinia.models.losses.boxes import BoxLoss, box_regression_loss, decode_boxes
+from opabinia.models.losses.class_weights import ClassWeights, class_weight_table, weighted_by_class
 from opabinia.models.losses.focal import focal_loss
 from opabinia.models.losses.matching import IGNORED, NEGATIVE, POSITIVE, match_anchors
 from opabinia.models.necks import fpn_p3_p7, norm_factory
@@ -51,6 +52,9 @@ class RetinaNet(DenseDetector):
             overlaps it most. Those in between are ignored.
         alpha: weight alpha of the focal loss.
         gamma: focusing exponent of the focal loss.
+        class_weights: weights of the class loss of anchors that are assigned to an object, by the name of its class (1
+            if it is not named); ``balanced``: by inverse frequency, see
+            :func:`opabinia.models.losses.class_weights.class_weight_table`; null: all alike.
         box_loss: loss of the boxes, see :func:`opabinia.models.losses.boxes.box_regression_loss`.
         smooth_l1_beta: threshold of ``smooth_l1``; 0 is L1.
         loss_normalizer: the losses of an image are divided by the number of its positive anchors (``image``), or by
@@ -67,6 +71,8 @@ class RetinaNet(DenseDetector):
     _decode = staticmethod(decode_boxes)
 
     compiled_modules = r"neck|head\.\w+"
+
+    class_weights: Tensor | None
 
     def __init__(
         self,
@@ -86,6 +92,7 @@ class RetinaNet(DenseDetector):
         foreground_iou: Fraction = 0.5,
         alpha: Fraction = 0.25,
         gamma: NonNegative = 2.0,
+        class_weights: ClassWeights | None = None,
         box_loss: BoxLoss = "smooth_l1",
         smooth_l1_beta: NonNegative = 0.1,
         loss_normalizer: Literal["image", "running_mean"] = "image",
@@ -110,6 +117,7 @@ class RetinaNet(DenseDetector):
         self.head = nn.ModuleDict({"classification_head": classification, "regression_head": regression})
         self.background_iou, self.foreground_iou, self.alpha, self.gamma = background_iou, foreground_iou, alpha, gamma
         self.box_loss, self.smooth_l1_beta = box_loss, smooth_l1_beta
+        self.register_buffer("class_weights", class_weight_table(class_weights, dataset_info), persistent=False)
         self.running_positives = RunningMean() if loss_normalizer == "running_mean" else None
 
     def _predict(self, maps: Sequence[Tensor], shape: tuple[int, int]) -> Predictions:
@@ -129,6 +137,7 @@ class RetinaNet(DenseDetector):
         # Positive anchors are not selected, which would wait for the device: the others are multiplied by 0.
         classes = assigned.classes.masked_fill(~positive, -1)
         class_losses = focal_loss(logits, classes, self.alpha, self.gamma) * (assigned.labels != IGNORED)
+        class_losses = weighted_by_class(class_losses, classes, self.class_weights)
         box_losses = box_regression_loss(
             deltas.flatten(0, 1),
             anchors.expand(images, -1, -1).flatten(0, 1),

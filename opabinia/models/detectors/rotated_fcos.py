@@ -14,6 +14,7 @@ from opabinia.contracts.rotated_boxes import box_axes, long_edge_boxes
 from opabinia.models.detectors.dense import HeadNorm, Probability
 from opabinia.models.detectors.fcos import Fcos, flatten_positions
 from opabinia.models.losses.boxes import rotated_iou_loss
+from opabinia.models.losses.class_weights import ClassWeights
 from opabinia.models.necks import fpn_p3_p7_from_p5
 
 
@@ -56,6 +57,7 @@ class RotatedFcos(Fcos):
         offset: position of the first point, in strides.
         alpha: weight alpha of the focal loss.
         gamma: focusing exponent of the focal loss.
+        class_weights: weights of the class loss by class name, or ``balanced``, as in :class:`Fcos`; null: all alike.
         score_threshold: detections with this score or less are dropped.
         nms_threshold: IoU of two detections of one class above which the one with the lower score is dropped.
         pre_nms_topk: candidates of each level that go into suppression, the best ones.
@@ -81,6 +83,7 @@ class RotatedFcos(Fcos):
         offset: Fraction = 0.5,
         alpha: Fraction = 0.25,
         gamma: NonNegative = 2.0,
+        class_weights: ClassWeights | None = None,
         score_threshold: Fraction = 0.05,
         nms_threshold: Fraction = 0.1,
         pre_nms_topk: Count = 2000,
@@ -99,6 +102,7 @@ class RotatedFcos(Fcos):
             offset=offset,
             alpha=alpha,
             gamma=gamma,
+            class_weights=class_weights,
             score_threshold=score_threshold,
             nms_threshold=nms_threshold,
             pre_nms_topk=pre_nms_topk,
