@@ -96,7 +96,8 @@ def losses_of(name: str, labels: list[int], weights: Any) -> dict[str, Tensor]:
     draw = torch.Generator().manual_seed(1)
     maps = [torch.rand(1, 8, 64 // stride, 96 // stride, generator=draw) for stride in (8, 16, 32)]
     boxes = F.pad(box_convert(BOXES, "xyxy", "cxcywh"), (0, 1)) if is_oriented else BOXES
-    losses: dict[str, Tensor] = detector.losses(detector.neck(maps), SHAPE, [SHAPE], [Target(boxes, torch.tensor(labels))])
+    targets = [Target(boxes, torch.tensor(labels))]
+    losses: dict[str, Tensor] = detector.losses(detector.neck(maps), SHAPE, [SHAPE], targets)
     return losses
 
 
