@@ -24,6 +24,8 @@ ROOT = Path(__file__).resolve().parent.parent
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 PROJECT = PYPROJECT["project"]
 EXTRAS = PROJECT["optional-dependencies"]
+FOR_SMALL_DEVICES = {"executorch", "litert"}
+"""They are large, and LiteRT asks for an older torch."""
 FOR_DEVELOPERS = {"bench", "browser", "dev", "docs", "parity", "storage"}
 EXTERNAL = [line for lines in EXTRAS.values() for line in lines if Requirement(line).name != "opabinia"]
 """What the extras install, without the references of one extra to another."""
@@ -69,7 +71,7 @@ def test_builds_for_other_devices_satisfy_the_pins(name: str, build: str) -> Non
 def test_the_extra_all_has_every_extra_for_users() -> None:
     (everything,) = (Requirement(line) for line in EXTRAS["all"])
     assert everything.name == "opabinia"
-    assert everything.extras == EXTRAS.keys() - FOR_DEVELOPERS - {"all"}
+    assert everything.extras == EXTRAS.keys() - FOR_DEVELOPERS - FOR_SMALL_DEVICES - {"all"}
 
 
 def test_the_install_page_describes_every_extra_for_users() -> None:
