@@ -11,14 +11,16 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
+from torchvision.ops import roi_align
 
-from opabinia.contracts import DatasetInfo
+from opabinia.contracts import DatasetInfo, Detections
 from opabinia.migration.weights import transformers as formats
 from opabinia.models.backbones.resnet import resnet
 from opabinia.models.backbones.timm import timm
 from opabinia.models.backbones.windowed_dinov2 import WindowedDinov2
 from opabinia.models.detectors.d_fine import DFine
 from opabinia.models.detectors.library_detectors import deformable_detr, detr, rf_detr
+from opabinia.models.detectors.query_masks import QueryMaskOptions
 from opabinia.models.detectors.rt_detr import RTDetr
 from opabinia.models.weights.init import Init, initialize
 from opabinia.tasks.detection import Detection
@@ -27,7 +29,7 @@ assert formats  # registered when imported
 library = pytest.importorskip("transformers", reason="the extra detr is not installed")
 
 CLASSES = ("circle", "square", "star")
-INFO = DatasetInfo(samples=1, classes=CLASSES, boxes=True)
+INFO = DatasetInfo(samples=1, classes=CLASSES, boxes=True, masks=True)
 COUNT = {"num_queries": 20, "num_labels": len(CLASSES), "decoder_layers": 2, "d_model": 32, "decoder_ffn_dim": 48}
 ENCODER = {"encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 48}
 HYBRID = {**COUNT, **ENCODER, "encoder_hidden_dim": 32, "decoder_in_channels": [32, 32, 32]}
@@ -104,6 +106,12 @@ def rf_detr_model() -> Any:
     return library.RfDetrForObjectDetection(library.RfDetrConfig(backbone_config=body, group_detr=3, **heads, **COUNT))
 
 
+def rf_detr_masks_model() -> Any:
+    config = rf_detr_model().config
+    config.intermediate_size = 24
+    return library.RfDetrForInstanceSegmentation(config)
+
+
 def of_version_4(name: str) -> str:
     """Return the name of a weight in a file written by version 4 of the library."""
     name = name.replace("attn.o_proj.", "attn.out_proj.").replace("model.encoder.aifi.", "model.encoder.encoder.")
@@ -111,6 +119,7 @@ def of_version_4(name: str) -> str:
     return name.replace("model.backbone.model.", "model.backbone.conv_encoder.model.") if "layer1" in name else name
 
 
+RF_DETR = {"num_groups": 3, "self_attention_heads": 4, "cross_attention_heads": 4}
 RESNET_D = partial(timm, model="resnet50d", options={"layers": [2, 1, 1, 1], "channels": [8, 8, 16, 16]})
 MODELS: dict[str, tuple[Callable[[], Any], Any, Any]] = {
     "rt_detr": (rt_detr_model, RESNET_D, partial(RTDetr, **SMALL, **HEADS)),
@@ -139,7 +148,12 @@ MODELS: dict[str, tuple[Callable[[], Any], Any, Any]] = {
     "rf_detr": (
         rf_detr_model,
         partial(WindowedDinov2, width=32, depth=4, heads=2, patch_size=8, image_size=32, num_windows=2, layers=[2, 4]),
-        partial(rf_detr, num_groups=3, self_attention_heads=4, cross_attention_heads=4, **SMALL),
+        partial(rf_detr, **RF_DETR, **SMALL),
+    ),
+    "rf_detr_masks": (
+        rf_detr_masks_model,
+        partial(WindowedDinov2, width=32, depth=4, heads=2, patch_size=8, image_size=32, num_windows=2, layers=[2, 4]),
+        partial(rf_detr, mask=QueryMaskOptions(num_blocks=2, ffn_dim=24, resolution=24), **RF_DETR, **SMALL),
     ),
 }
 
@@ -173,14 +187,26 @@ def detections_of_both(name: str, version: int, folder: Path) -> tuple[Tensor, T
         kinds = kinds.where(kinds == kinds.amax(-1, keepdim=True), 0)
     scores, pairs = kinds.flatten().sort(descending=True)
     count = min(len(detections.scores), 20)
+    if detections.masks is not None:
+        compare_masks(detections, expected.pred_masks[0, pairs[:count] // len(CLASSES)])
     x, y, width, height = boxes[pairs[:count] // len(CLASSES)].unbind(-1)
     corners = torch.stack([x - width / 2, y - height / 2, x + width / 2, y + height / 2], -1).clamp(0, 1)
     in_pixels: Tensor = corners * torch.tensor([128.0, 96, 128, 96])
     return detections.scores[:count], scores[:count], detections.boxes[:count], in_pixels
 
 
+def compare_masks(detections: Detections, logits: Tensor) -> None:
+    """Compare masks with the library's logits of whole images (D x h x w, in cells of 4 pixels)."""
+    assert detections.masks is not None
+    (side,), corners = {*detections.masks.shape[1:]}, detections.boxes[: len(logits)]
+    rois = torch.cat([torch.arange(len(logits))[:, None], corners / 4], 1)
+    expected = roi_align(logits[:, None], rois, side, sampling_ratio=2, aligned=True)[:, 0].sigmoid()
+    torch.testing.assert_close(detections.masks[: len(logits)], expected, atol=1e-4, rtol=0)
+
+
 # Version 4 had no RF-DETR, and other names in many places of D-FINE.
-VERSIONS = [(name, v) for name in MODELS for v in (4, 5) if v == 5 or name not in ("rf_detr", "d_fine")]
+NEW_IN_5 = ("rf_detr", "rf_detr_masks", "d_fine")
+VERSIONS = [(name, v) for name in MODELS for v in (4, 5) if v == 5 or name not in NEW_IN_5]
 
 
 @pytest.mark.parametrize(("name", "version"), VERSIONS)

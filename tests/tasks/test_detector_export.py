@@ -20,6 +20,7 @@ from opabinia.models.detectors.keypoints import KeypointOptions
 from opabinia.models.detectors.library_detectors import deformable_detr, detr, rf_detr
 from opabinia.models.detectors.mask2former import MaskClassifier
 from opabinia.models.detectors.masks import MaskOptions
+from opabinia.models.detectors.query_masks import QueryMaskOptions
 from opabinia.models.detectors.rcnn import cascade_rcnn, keypoint_rcnn, mask_rcnn
 from opabinia.models.detectors.regions import PoolingOptions
 from opabinia.models.detectors.rotated_fcos import RotatedFcos
@@ -35,6 +36,7 @@ PROPOSALS: dict[str, Any] = {
 }
 REGIONS = {**PROPOSALS, "pooling": PoolingOptions(), "box": BoxOptions(fc_dim=32, max_detections=10)}
 MASKS = MaskOptions(num_convs=1, channels=16)
+QUERY_MASKS = QueryMaskOptions(num_blocks=1, ffn_dim=32, resolution=14)
 R_CNNS = {
     "rpn": partial(ProposalNetwork, **PROPOSALS),
     "mask_rcnn": partial(mask_rcnn, **REGIONS, mask=MASKS),
@@ -57,10 +59,13 @@ DETECTORS = {
     "rt_detr": partial(RTDetr, **SMALL, **HEADS),
     "rt_detr_discrete": partial(RTDetr, sampling="discrete", **SMALL, **HEADS),
     "d_fine": partial(DFine, **SMALL, **HEADS),
+    "d_fine_heads": partial(DFine, mask=QUERY_MASKS, **SMALL, **HEADS),
     "detr": partial(detr, encoder_layers=1, **SMALL, **HEADS),
     "deformable_detr": partial(deformable_detr, encoder_layers=1, **SMALL, **HEADS),
     "rf_detr": partial(
-        rf_detr, **{**SMALL, "num_queries": 4}, num_groups=3, self_attention_heads=4, cross_attention_heads=4
+        rf_detr,
+        **{**SMALL, "num_queries": 4},
+        **{"num_groups": 3, "self_attention_heads": 4, "cross_attention_heads": 4, "mask": QUERY_MASKS},
     ),
     "mask2former": partial(
         MaskClassifier,

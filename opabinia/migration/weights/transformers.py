@@ -6,7 +6,8 @@ Settings that no weights contain (also in the recipes of ``detection/coco``):
   ``resnet34d`` of the backbone ``resnet`` with ``first_projection: true``. D-FINE's S, M, L, X: ``hgnetv2_b0``, ``b2``,
   ``b4``, ``b5``. ``task.mean: [0]``, ``task.std: [1]``, images resized to 640 x 640 whatever their aspect ratio.
 * DETR and Deformable DETR: ``resnet50``; the mean and deviation of ImageNet.
-* RF-DETR: ``windowed_dinov2`` with the numbers in the model's config.json; the mean and deviation of ImageNet.
+* RF-DETR: ``windowed_dinov2`` with the numbers in the model's config.json; the mean and deviation of ImageNet. With
+  masks (``RfDetrForInstanceSegmentation``): ``mask`` of the detector, with ``num_blocks`` as it has decoder layers.
 * Mask2Former: ``swin_tiny_patch4_window7_224`` and others of timm, ``input_norms: true`` of the decoder; the mean and
   deviation of ImageNet. timm pads maps that are no whole number of windows after shifting them, the library before.
 
@@ -87,6 +88,19 @@ def translate_whole(weights: Weights) -> dict[str, Tensor]:
     return rename_weights(weights, (*_BEFORE_5, *_PERCEPTRON, *_WHOLE))
 
 
+_RF_DETR_MASKS: Rules = (
+    (r"^model\.(?=model\.|class_embed\.|bbox_embed\.)", ""),
+    (r"^(?=blocks\.|spatial_features_proj\.|query_features_|segmentation_bias$)", "detector.heads.mask."),
+)
+
+
+def translate_rf_detr_masks(weights: Weights) -> dict[str, Tensor]:
+    """Translate RF-DETR with masks: the model of boxes, and the mask head."""
+    renamed = rename_weights(weights, _RF_DETR_MASKS)
+    head = {name: renamed.pop(name) for name in list(renamed) if name.startswith("detector.heads.mask.")}
+    return translate_whole(renamed) | head
+
+
 _SWIN = r"^model\.pixel_level_module\.encoder\.(?:swin\.|model\.)?"
 _MASK2FORMER: Rules = (
     (r"^model\.pixel_level_module\.encoder\._backbone\.", BACKBONE),
@@ -132,4 +146,5 @@ register_weight_format(
     WeightFormat("class_labels_classifier.", "the transformers library's names", "rgb", translate_whole),
     WeightFormat("model.input_proj.", "the transformers library's names", "rgb", translate_whole),
     WeightFormat("model.backbone.projector.", "the transformers library's names", "rgb", translate_whole),
+    WeightFormat("model.model.backbone.projector.", "the transformers library's names", "rgb", translate_rf_detr_masks),
 )

@@ -18,6 +18,7 @@ from opabinia.models.detectors.queries import (
     sizes_as_tensor,
     transformer_sizes,
 )
+from opabinia.models.detectors.query_masks import QueryMaskOptions
 from opabinia.models.detectors.rt_detr import HybridDetector, check_width, split_queries, unbind_layers
 from opabinia.models.losses.boxes import (
     box_losses,
@@ -81,11 +82,12 @@ class DFine(HybridDetector):
         fgl_weight: weight of the fine-grained localization loss.
         ddf_weight: weight of the distillation of the last layer's distributions.
         max_detections: per image; the authors give 300, of which COCO counts 100.
+        mask: see ``rt_detr``.
 
     Raises:
         ValueError: the transformers library is not installed, there are no feature maps of these strides, as many
-            ``decoder_n_points`` as ``strides`` are missing, or ``channels`` is not divisible by ``attention_heads``
-            and 4.
+            ``decoder_n_points`` as ``strides`` are missing, ``channels`` is not divisible by ``attention_heads`` and
+            4, or the training data has no masks to learn.
     """
 
     _library_prefix = "DFine"
@@ -120,6 +122,7 @@ class DFine(HybridDetector):
         fgl_weight: NonNegative = 0.15,
         ddf_weight: NonNegative = 1.5,
         max_detections: Count = 100,
+        mask: QueryMaskOptions | None = None,
     ) -> None:
         library = import_transformers("d_fine", "d_fine")
         check_width(channels, attention_heads)
@@ -154,6 +157,7 @@ class DFine(HybridDetector):
             weight_loss_ddf=float(ddf_weight),
         )
         super().__init__(levels, neck, library, config)
+        self.add_heads(dataset_info, self._head_levels, channels, mask)
         self._weighting_function = library.weighting_function
         self.max_detections = max_detections
 
@@ -175,8 +179,9 @@ class DFine(HybridDetector):
     def _predict(
         self, maps: Sequence[Tensor], shape: tuple[int, int], sizes: Tensor, objects: Objects | None = None
     ) -> Outputs:
-        _, output, _ = self._decode(maps, shape, sizes, objects)
-        return Outputs(unbind_layers(output.intermediate_logits, output.intermediate_reference_points)[-1])
+        _, output, _, features = self._decode(maps, shape, sizes, objects)
+        last = unbind_layers(output.intermediate_logits, output.intermediate_reference_points)[-1]
+        return Outputs(last, features=features)
 
     def losses(
         self, maps: Sequence[Tensor], shape: tuple[int, int], sizes: Sizes, targets: Sequence[Target]
@@ -185,7 +190,7 @@ class DFine(HybridDetector):
         objects = collect_objects(targets, shape)
         self.decoder.training = True  # of this module alone: it then gives the outputs of all layers
         places = sizes_as_tensor(sizes, objects.boxes.device)
-        first, output, denoising = self._decode(maps, shape, places, objects)
+        first, output, denoising, features = self._decode(maps, shape, places, objects)
         values = (
             output.intermediate_logits,
             output.intermediate_reference_points,
@@ -202,6 +207,7 @@ class DFine(HybridDetector):
         )
         losses, *others = self._all_losses(layers, plain, pairs, united, objects, count, regressed)
         losses["loss_auxiliary"] = add_losses(others, count)
+        losses |= self._head_losses(layers[0], features, matches[0], pairs[0], shape, targets, count)
         if denoising is not None:
             layers, count = noisy.predictions(), count * denoising.groups
             found = [denoising.pairs] * len(layers)

@@ -12,7 +12,14 @@ from torch import Tensor, nn
 
 from opabinia.config import register
 from opabinia.contracts import Count, DataMismatch, DatasetInfo, Fraction, Level, NonNegative
-from opabinia.models.detectors.queries import Outputs, QueryDetector, import_transformers, transformer_sizes
+from opabinia.models.detectors.queries import (
+    Outputs,
+    QueryDetector,
+    QueryFeatures,
+    import_transformers,
+    transformer_sizes,
+)
+from opabinia.models.detectors.query_masks import QueryMaskOptions
 from opabinia.models.detectors.rt_detr import check_width
 from opabinia.models.layers import image_area
 from opabinia.models.losses.boxes import box_losses
@@ -62,6 +69,7 @@ class LibraryDetector(QueryDetector):
     compiled_modules = (
         r"model\.model\.(encoder\.layers\.\d+\.(self_attn|mlp)|decoder\.layers\.\d+|input_proj\.\d+)"
         r"|model\.model\.(backbone\.projector|enc_output\.\d+)|model\.(bbox_predictor|bbox_embed(\.\d+)?)"
+        r"|heads\.mask\.(blocks\.\d+|query_features_block)"
     )
 
     def __init__(self, model: Any, backbone: str, levels: slice, criterion: Criterion, max_detections: int) -> None:
@@ -78,9 +86,14 @@ class LibraryDetector(QueryDetector):
     ) -> Outputs:
         if objects is None:
             output = self._run(maps, shape, sizes)
-            return Outputs(Prediction(output.logits, output.pred_boxes))
-        layers: list[Prediction] = self._run(maps, shape, sizes, labels=[]).auxiliary_outputs
-        return Outputs(layers[0], layers[1:])
+            return Outputs(Prediction(output.logits, output.pred_boxes), features=self._features(output))
+        output = self._run(maps, shape, sizes, labels=[])
+        layers: list[Prediction] = output.auxiliary_outputs
+        return Outputs(layers[0], layers[1:], features=self._features(output))
+
+    def _features(self, output: Any) -> QueryFeatures | None:
+        """Return what heads read of the library's output; None if the detector has no heads."""
+        return None
 
     def _run(self, maps: Sequence[Tensor], shape: tuple[int, int], sizes: Tensor, **options: Any) -> Any:
         """Return the library's output for feature maps."""
@@ -140,6 +153,9 @@ class GroupDetector(LibraryDetector):
             )
         outputs = super()._predict(maps, shape, sizes, objects)
         return outputs._replace(groups=outputs.last.logits.shape[1] // queries)
+
+    def _features(self, output: Any) -> QueryFeatures:
+        return QueryFeatures(output.last_hidden_state, [output.backbone_features])
 
 
 class SoftmaxDetector(LibraryDetector):
@@ -318,6 +334,7 @@ def rf_detr(
     box_weight: NonNegative = 5.0,
     giou_weight: NonNegative = 2.0,
     max_detections: Count = 100,
+    mask: QueryMaskOptions | None = None,
 ) -> LibraryDetector:
     """RF-DETR of the transformers library (the extra ``opabinia[detr]``; Robinson et al. 2025, whose decoder is that of
     Chen et al. 2024, LW-DETR) on the feature maps of a vision transformer.
@@ -345,10 +362,11 @@ def rf_detr(
         box_weight: weight of the L1 loss of boxes, which are fractions of the padded image.
         giou_weight: weight of the generalized IoU loss.
         max_detections: per image.
+        mask: see ``rt_detr``.
 
     Raises:
-        ValueError: the transformers library is not installed, ``channels`` cannot be divided, or the levels differ in
-            channels.
+        ValueError: the transformers library is not installed, ``channels`` cannot be divided, the levels differ in
+            channels, or the training data has no masks to learn.
     """
     library, maps = import_transformers("rf_detr", "rf_detr"), _import_maps()
     check_width(channels, math.lcm(self_attention_heads, cross_attention_heads))
@@ -372,7 +390,9 @@ def rf_detr(
     criterion = Criterion(iou_aware_loss, focal_class_cost, costs, (class_weight, box_weight, giou_weight))
     model = library.RfDetrForObjectDetection(config)
     model.model.backbone.backbone = maps.GivenMaps(maps.GivenMapsConfig(channels=widths))
-    return GroupDetector(model, "model.backbone.backbone", slice(-len(widths), None), criterion, max_detections)
+    detector = GroupDetector(model, "model.backbone.backbone", slice(-len(widths), None), criterion, max_detections)
+    detector.add_heads(dataset_info, [Level(channels, levels[-1].stride)], channels, mask)
+    return detector
 
 
 def _import_maps() -> Any:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torchvision.ops import box_convert
 
-from opabinia.contracts import Detections, Detector, Sizes, Target
+from opabinia.contracts import DatasetInfo, Detections, Detector, Level, Sizes, Target
+from opabinia.models.detectors.query_heads import MatchedObjects, Queries, QueryHead
+from opabinia.models.detectors.query_masks import QueryMaskHead, QueryMaskOptions
 from opabinia.models.losses.matching import (
     COSTS,
     ClassCost,
@@ -36,6 +38,7 @@ class Outputs(NamedTuple):
         denoising_pairs: denoising queries and the objects that they are made from.
         denoising_groups: number of queries per object.
         groups: number of groups of the other queries; each object is matched with a query of each group.
+        features: the last layer as heads read it; None if the detector has no heads.
     """
 
     last: Prediction
@@ -44,6 +47,19 @@ class Outputs(NamedTuple):
     denoising_pairs: Pairs | None = None
     denoising_groups: int = 1
     groups: int = 1
+    features: QueryFeatures | None = None
+
+
+class QueryFeatures(NamedTuple):
+    """The decoder's last layer as heads read it.
+
+    Attributes:
+        embeddings: of the queries (B x Q x C).
+        maps: feature maps (B x C x h x w each), the encoder's finest last.
+    """
+
+    embeddings: Tensor
+    maps: Sequence[Tensor]
 
 
 class QueryDetector(Detector):
@@ -53,17 +69,50 @@ class QueryDetector(Detector):
 
     Attributes:
         costs, class_cost: costs of matching.
+        heads: what adds masks ... to the detections, by name.
     """
 
     costs: Costs = COSTS
     class_cost: ClassCost = staticmethod(focal_class_cost)
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads = nn.ModuleDict()
+
+    def add_heads(
+        self, dataset_info: DatasetInfo, levels: Sequence[Level], width: int, mask: QueryMaskOptions | None
+    ) -> None:
+        """Add heads on the queries; null options add none.
+
+        Args:
+            dataset_info: description of the training data.
+            levels: those of :attr:`QueryFeatures.maps`.
+            width: channels of a query.
+            mask: options of instance masks.
+
+        Raises:
+            ValueError: the training data does not have what a head learns.
+        """
+        if mask is not None:
+            if not dataset_info.masks:
+                raise ValueError(
+                    "mask: the training data has no masks: write masks: true in its source, or mask: null for boxes "
+                    "alone"
+                )
+            self.heads["mask"] = QueryMaskHead(levels, width, mask)
+        self.masks = "mask" in self.heads
+        self.label_keys = ("boxes", *(key for head in self._heads for key in head.label_keys))
+
+    @property
+    def _heads(self) -> list[QueryHead]:
+        return cast("list[QueryHead]", list(self.heads.values()))
+
     def losses(
         self, maps: Sequence[Tensor], shape: tuple[int, int], sizes: Sizes, targets: Sequence[Target]
     ) -> dict[str, Tensor]:
-        """Return the losses of the last layer; ``loss_auxiliary``, their sum over the encoder and earlier layers; and,
-        with denoising queries, ``loss_denoising``, their sum over these. All are divided by the number of objects in
-        the batch of all processes, or by 1."""
+        """Return the losses of the last layer, and of the heads on it; ``loss_auxiliary``, the sum of the former over
+        the encoder and earlier layers; and, with denoising queries, ``loss_denoising``, their sum over these. All are
+        divided by the number of objects in the batch of all processes, or by 1."""
         objects = collect_objects(targets, shape)
         outputs = self._predict(maps, shape, sizes_as_tensor(sizes, objects.boxes.device), objects)
         number = objects.boxes.new_full((), len(objects.labels))
@@ -75,10 +124,39 @@ class QueryDetector(Detector):
             self._layer_losses(layer, matched, objects, count) for layer, matched in zip(layers, pairs, strict=True)
         )
         losses["loss_auxiliary"] = add_losses(others, count)
+        losses |= self._head_losses(outputs.last, outputs.features, matches[0], pairs[0], shape, targets, count)
         if outputs.denoising_pairs is not None:
             found, number = outputs.denoising_pairs, count * outputs.denoising_groups
             denoising = [self._layer_losses(layer, found, objects, number) for layer in outputs.denoising]
             losses["loss_denoising"] = add_losses(denoising, count)
+        return losses
+
+    def _head_losses(
+        self,
+        last: Prediction,
+        features: QueryFeatures | None,
+        matches: Pairs,
+        pairs: Pairs,
+        shape: tuple[int, int],
+        targets: Sequence[Target],
+        count: Tensor,
+    ) -> dict[str, Tensor]:
+        """Return the losses of all heads.
+
+        Args:
+            last, features: the last layer.
+            matches, pairs: its pairs on the CPU and on the device.
+            shape, targets: see :meth:`losses`.
+            count: number of pairs in the batch of all processes.
+        """
+        if features is None or not self.heads:
+            return {}
+        losses: dict[str, Tensor] = {}
+        places = pairs.images, pairs.queries
+        queries = Queries(features.embeddings[places], last.boxes[places].detach())
+        objects = MatchedObjects(pairs.objects, matches.images.bincount(minlength=len(targets)).tolist())
+        for head in self._heads:
+            losses |= head.losses(queries, objects, features.maps, shape, targets, count)
         return losses
 
     def _predict(
@@ -102,25 +180,35 @@ class QueryDetector(Detector):
         return logits.sigmoid()
 
     def detect(self, maps: Sequence[Tensor], shape: tuple[int, int], sizes: Sizes) -> list[Detections]:
-        """Return the pairs of query and class with the highest scores, without suppression."""
+        """Return the pairs of query and class with the highest scores, without suppression, with what the heads add."""
         batch = self.detect_batch(maps, shape, sizes_as_tensor(sizes, maps[-1].device))
-        return [Detections(*rows) for rows in zip(batch.boxes, batch.scores, batch.labels, strict=True)]
+        columns = [[None] * len(sizes) if values is None else values for values in batch]
+        return [Detections(*rows) for rows in zip(*columns, strict=True)]
 
     def detect_batch(self, maps: Sequence[Tensor], shape: tuple[int, int], sizes: Tensor) -> Detections:
-        """Return the same number of detections for each of B images: boxes (B x D x 4), scores and labels (B x D).
+        """Return the same number of detections for each of B images: boxes (B x D x 4), scores and labels (B x D), and
+        what the heads add.
 
         Args:
             maps, shape: see :meth:`losses`.
             sizes: height and width of each image (int64, B x 2).
         """
-        logits, fractions = (values.float() for values in self._predict(maps, shape, sizes).last)
+        outputs = self._predict(maps, shape, sizes)
+        logits, fractions = (values.float() for values in outputs.last)
         by_class = self._scores(logits)
         classes, count = by_class.shape[-1], by_class.shape[1] * by_class.shape[2]
         scores, pairs = by_class.flatten(1).topk(min(self.max_detections, count))
-        best = fractions.gather(1, (pairs // classes).unsqueeze(-1).expand(-1, -1, 4))
+        rows = (pairs // classes).unsqueeze(-1)
+        best = fractions.gather(1, rows.expand(-1, -1, 4))
         boxes = box_convert(best, "cxcywh", "xyxy") * sides_of(shape, best.device)
         ends = sizes.flip(1).repeat(1, 2).unsqueeze(1).to(boxes.dtype)
-        return Detections(boxes.clamp(min=0).minimum(ends), scores, pairs % classes)
+        detections = Detections(boxes.clamp(min=0).minimum(ends), scores, pairs % classes)
+        if outputs.features is not None:
+            embeddings, maps = outputs.features
+            queries = Queries(embeddings.gather(1, rows.expand(-1, -1, embeddings.shape[-1])), best)
+            for head in self._heads:
+                detections = head.describe(queries, maps, shape, detections)
+        return detections
 
 
 def sizes_as_tensor(sizes: Sizes, device: torch.device) -> Tensor:

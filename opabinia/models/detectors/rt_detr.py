@@ -14,7 +14,14 @@ from torch import Tensor, nn
 
 from opabinia.config import register
 from opabinia.contracts import Count, DatasetInfo, Fraction, Level, NeckPart, NonNegative, Positive, Sizes, Target
-from opabinia.models.detectors.queries import Outputs, QueryDetector, import_transformers, transformer_sizes
+from opabinia.models.detectors.queries import (
+    Outputs,
+    QueryDetector,
+    QueryFeatures,
+    import_transformers,
+    transformer_sizes,
+)
+from opabinia.models.detectors.query_masks import QueryMaskOptions
 from opabinia.models.losses.boxes import box_losses
 from opabinia.models.losses.focal import varifocal_loss
 from opabinia.models.losses.matching import Objects, Pairs, Prediction
@@ -51,7 +58,7 @@ class HybridDetector(QueryDetector):
     compiled_modules = (
         r"neck|(encoder|decoder)_input_proj\.\d+|encoder\.\w+_(convs|blocks)\.\d+|enc_output|enc_bbox_head"
         r"|decoder\.layers\.\d+\.(self_attn|mlp|gateway)|decoder\.(bbox_embed|lqe_layers)\.\d+"
-        r"|decoder\.(query_pos_head|pre_bbox_head)"
+        r"|decoder\.(query_pos_head|pre_bbox_head)|heads\.mask\.(blocks\.\d+|query_features_block)"
     )
 
     def __init__(self, levels: Sequence[Level], neck: NeckPart | None, library: Any, config: Any) -> None:
@@ -64,6 +71,9 @@ class HybridDetector(QueryDetector):
         levels = levels if self.neck is None else self.neck.out_levels
         self._first_level = _find_first_level(levels, tuple(config.feat_strides), exactly=self.neck is not None)
         inputs = levels[self._first_level : self._first_level + len(config.feat_strides)]
+        # Heads on queries read the level before those of the encoder, too, if there is one.
+        self._finer_levels = slice(max(self._first_level - 1, 0), self._first_level)
+        self._head_levels = [*levels[self._finer_levels], Level(config.d_model, config.feat_strides[0])]
         width, classes, inner = config.d_model, config.num_labels, config.encoder_hidden_dim
         self.encoder_input_proj = nn.ModuleList(_projection(level.channels, inner) for level in inputs)
         self.encoder = encoder(config)
@@ -124,9 +134,10 @@ class HybridDetector(QueryDetector):
 
     def _decode(
         self, maps: Sequence[Tensor], shape: tuple[int, int], sizes: Tensor, objects: Objects | None
-    ) -> tuple[Prediction, Any, Denoising | None]:
+    ) -> tuple[Prediction, Any, Denoising | None, QueryFeatures]:
         """Return the encoder's predictions for the queries, the decoder's output for the denoising queries (if there
-        are ``objects`` to make them from) and the queries after them, and the denoising queries."""
+        are ``objects`` to make them from) and the queries after them, the denoising queries, and the last layer of the
+        others for heads."""
         memory, shapes = self._encode(maps)
         anchors, inside = _anchors(shapes, shape, sizes)
         memory = memory * inside.unsqueeze(-1)
@@ -144,7 +155,10 @@ class HybridDetector(QueryDetector):
             spatial_shapes=np.array(shapes, dtype=object),
             spatial_shapes_list=shapes,
         )
-        return first, output, denoising
+        height, width = shapes[0]
+        finest = memory[:, : height * width].transpose(1, 2).reshape(memory.shape[0], -1, height, width)
+        embeddings = output.last_hidden_state[:, denoising.boxes.shape[1] if denoising else 0 :]
+        return first, output, denoising, QueryFeatures(embeddings, [*maps[self._finer_levels], finest])
 
     def _encode(self, maps: Sequence[Tensor]) -> tuple[Tensor, list[tuple[int, int]]]:
         """Run the hybrid encoder; return the features of all positions (B x N x C), and the sizes of the feature
@@ -243,10 +257,12 @@ class RTDetr(HybridDetector):
         box_weight: weight of the L1 loss of boxes, which are fractions of the padded image.
         giou_weight: weight of the generalized IoU loss.
         max_detections: per image; the authors give 300, of which COCO counts 100.
+        mask: options of instance masks (:class:`opabinia.models.detectors.query_masks.QueryMaskHead`), which add
+            ``loss_mask`` and ``loss_dice`` of the last layer; null: no masks.
 
     Raises:
-        ValueError: the transformers library is not installed, there are no feature maps of these strides, or
-            ``channels`` is not divisible by ``attention_heads`` and 4.
+        ValueError: the transformers library is not installed, there are no feature maps of these strides, ``channels``
+            is not divisible by ``attention_heads`` and 4, or the training data has no masks to learn.
     """
 
     _library_prefix = "RTDetrV2"
@@ -276,6 +292,7 @@ class RTDetr(HybridDetector):
         box_weight: NonNegative = 5.0,
         giou_weight: NonNegative = 2.0,
         max_detections: Count = 100,
+        mask: QueryMaskOptions | None = None,
     ) -> None:
         library = import_transformers("rt_detr", "rt_detr_v2")
         check_width(channels, attention_heads)
@@ -299,6 +316,7 @@ class RTDetr(HybridDetector):
             weight_loss_giou=float(giou_weight),
         )
         super().__init__(levels, neck, library, config)
+        self.add_heads(dataset_info, self._head_levels, channels, mask)
         self.max_detections = max_detections
         if sampling == "discrete":
             for layer in self.decoder.layers:
@@ -311,12 +329,12 @@ class RTDetr(HybridDetector):
     def _predict(
         self, maps: Sequence[Tensor], shape: tuple[int, int], sizes: Tensor, objects: Objects | None = None
     ) -> Outputs:
-        first, output, denoising = self._decode(maps, shape, sizes, objects)
+        first, output, denoising, features = self._decode(maps, shape, sizes, objects)
         values = output.intermediate_logits, output.intermediate_reference_points
         noisy, plain = (
             unbind_layers(*part) for part in zip(*(split_queries(one, denoising) for one in values), strict=True)
         )
-        outputs = Outputs(plain[-1], [*plain[:-1], first])
+        outputs = Outputs(plain[-1], [*plain[:-1], first], features=features)
         if denoising is None:
             return outputs
         return outputs._replace(denoising=noisy, denoising_pairs=denoising.pairs, denoising_groups=denoising.groups)

@@ -109,38 +109,53 @@ class MaskCriterion:
         entropies = F.cross_entropy(logits.flatten(0, 1), classes.flatten(), weights, reduction="sum")
         cross_entropy = entropies / global_count(weights[classes].sum(), len(logits))
         count = global_count(logits.new_full((), len(labels)), len(logits))
-        mask, dice = self._mask_losses(layer.masks[pairs.images, pairs.queries].float(), pairs, segments)
+        masks = layer.masks[pairs.images, pairs.queries].float()
+        mask, dice = point_mask_losses(masks, segments.masks, pairs.objects, self.num_points)
         return {
             "loss_ce": self.class_weight * cross_entropy,
             "loss_mask": self.mask_weight * mask / count,
             "loss_dice": self.dice_weight * dice / count,
         }
 
-    def _mask_losses(self, masks: Tensor, pairs: Pairs, segments: MaskTargets) -> tuple[Tensor, Tensor]:
-        """Return the sums of the cross entropy and the dice loss of matched masks (M x h x w) at drawn points."""
-        if not len(masks):
-            return masks.sum(), masks.sum()
-        with torch.no_grad():
-            points = self._points(masks)
-            few = masks_at_once(*segments.masks.shape[1:])
-            parts = zip(torch.split(pairs.objects, few), torch.split(points, few), strict=True)
-            true = [sample_points(segments.masks[objects][:, None].float(), drawn)[:, 0] for objects, drawn in parts]
-            true_values = torch.cat(true)
-        values = sample_points(masks[:, None], points)[:, 0]
-        entropy = F.binary_cross_entropy_with_logits(values, true_values, reduction="none").mean(1).sum()
-        probabilities = values.sigmoid()
-        overlap = 2 * (probabilities * true_values).sum(1)
-        dice = 1 - (overlap + 1) / (probabilities.sum(1) + true_values.sum(1) + 1)
-        return entropy, dice.sum()
 
-    def _points(self, masks: Tensor) -> Tensor:
-        """Draw the points at which M masks are compared (M x P x 2): three quarters are the most uncertain of three
-        times as many, others are random (Kirillov et al. 2020, PointRend, section 3.1)."""
-        uncertain = int(0.75 * self.num_points)
-        drawn = torch.rand(len(masks), 3 * self.num_points, 2, device=masks.device)
-        chosen = sample_points(masks[:, None], drawn)[:, 0].abs().topk(uncertain, dim=1, largest=False).indices
-        points = drawn.gather(1, chosen[..., None].expand(-1, -1, 2))
-        return torch.cat([points, torch.rand(len(masks), self.num_points - uncertain, 2, device=masks.device)], 1)
+def point_mask_losses(logits: Tensor, masks: Tensor, objects: Tensor, num_points: int) -> tuple[Tensor, Tensor]:
+    """Return the sums over predicted masks of the mean cross entropy and of the dice loss at drawn points.
+
+    Args:
+        logits: predictions (M x h x w, float32).
+        masks: ground truth (0 and 1, N x H x W), of the same part of the image.
+        objects: index of the true mask of each prediction (int64, M).
+        num_points: number of points, drawn for each prediction (see :func:`draw_points`).
+    """
+    if not len(logits):
+        return logits.sum(), logits.sum()
+    with torch.no_grad():
+        points = draw_points(logits, num_points)
+        few = masks_at_once(*masks.shape[1:])
+        parts = zip(torch.split(objects, few), torch.split(points, few), strict=True)
+        true = [sample_points(masks[rows][:, None].float(), drawn)[:, 0] for rows, drawn in parts]
+        true_values = torch.cat(true)
+    values = sample_points(logits[:, None], points)[:, 0]
+    entropy = F.binary_cross_entropy_with_logits(values, true_values, reduction="none").mean(1).sum()
+    probabilities = values.sigmoid()
+    overlap = 2 * (probabilities * true_values).sum(1)
+    dice = 1 - (overlap + 1) / (probabilities.sum(1) + true_values.sum(1) + 1)
+    return entropy, dice.sum()
+
+
+def draw_points(logits: Tensor, count: int) -> Tensor:
+    """Draw the points at which M masks are compared (M x P x 2): three quarters are the most uncertain of three times
+    as many, others are random (Kirillov et al. 2020, PointRend, section 3.1).
+
+    Args:
+        logits: predictions (M x h x w, float32).
+        count: P.
+    """
+    uncertain = int(0.75 * count)
+    drawn = torch.rand(len(logits), 3 * count, 2, device=logits.device)
+    chosen = sample_points(logits[:, None], drawn)[:, 0].abs().topk(uncertain, dim=1, largest=False).indices
+    points = drawn.gather(1, chosen[..., None].expand(-1, -1, 2))
+    return torch.cat([points, torch.rand(len(logits), count - uncertain, 2, device=logits.device)], 1)
 
 
 def sample_points(maps: Tensor, points: Tensor) -> Tensor:

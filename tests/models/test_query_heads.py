@@ -1,0 +1,165 @@
+"""Heads on queries: losses and positions by hand, images without annotations, the library's mask head, training."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from opabinia.contracts import Batch, Clock, Detections, InstanceMasks, Level, Target
+from opabinia.data.collate import collate
+from opabinia.data.sources.digit_scenes import KEYPOINTS, SCENES, DigitScenes
+from opabinia.models.backbones.timm import timm
+from opabinia.models.detectors.d_fine import DFine
+from opabinia.models.detectors.query_heads import MatchedObjects, Queries
+from opabinia.models.detectors.query_masks import QueryMaskHead, QueryMaskOptions
+from opabinia.models.losses import masks as mask_losses
+from opabinia.models.losses import matching
+from opabinia.models.losses.masks import point_mask_losses
+from opabinia.tasks.detection import Detection
+from tests.models.test_detectors import DETECTORS, INFO, LEVELS, SHAPE, SIZES, make_detector, make_target, needs_library
+
+# --- masks ------------------------------------------------------------------------------------------------------------
+
+
+def draw_center(logits: Tensor, count: int) -> Tensor:
+    """Return the center of the image for every point."""
+    return torch.full((len(logits), count, 2), 0.5)
+
+
+def test_point_losses_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mask of probability 1/2 costs log 2; the dice loss at 8 points is 1 - (2 * 4 + 1) / (4 + 8 + 1) for an object
+    that covers all of them, and 1 - 1 / (4 + 0 + 1) for one that covers none."""
+    monkeypatch.setattr(mask_losses, "draw_points", draw_center)
+    true = torch.stack([torch.zeros(6, 6), torch.ones(6, 6)]).to(torch.uint8)
+    entropy, dice = point_mask_losses(torch.zeros(3, 4, 4), true, torch.tensor([1, 0, 1]), num_points=8)
+    assert entropy.item() == pytest.approx(3 * math.log(2))
+    assert dice.item() == pytest.approx(2 * (1 - 9 / 13) + (1 - 1 / 5))
+
+
+class RampHead(QueryMaskHead):
+    """Its only pixel feature is the distance of a cell's center from the left side of the image, in pixels."""
+
+    def _pixels(self, maps: Sequence[Tensor], shape: tuple[int, int]) -> Tensor:
+        cells = torch.arange(shape[1] // 4) * 4.0 + 2
+        return cells.expand(len(maps[-1]), 1, shape[0] // 4, -1)
+
+    def _kernels(self, embeddings: Tensor) -> Tensor:
+        return torch.ones(*embeddings.shape[:-1], 1)
+
+
+def ramp_head() -> QueryMaskHead:
+    return RampHead([Level(8, 8)], 8, QueryMaskOptions(resolution=2, num_points=16, mask_weight=1, dice_weight=1))
+
+
+def test_masks_are_stretched_to_the_boxes() -> None:
+    """The squares of a box from 8 to 24 have their centers at 12 and 20 pixels."""
+    head = ramp_head()
+    nn.init.constant_(head.segmentation_bias, -16.0)
+    boxes = torch.tensor([[[8.0, 0, 24, 16], [4, 4, 12, 8]]])
+    detections = Detections(boxes, torch.ones(1, 2), torch.zeros(1, 2, dtype=torch.int64))
+    queries = Queries(torch.zeros(1, 2, 8), torch.zeros(1, 2, 4))
+    masks = head.describe(queries, [torch.zeros(1, 8, 4, 4)], (32, 32), detections).masks
+    assert masks is not None
+    expected = torch.tensor([[-4.0, 4.0], [-10.0, -6.0]])[None, :, None].expand(1, 2, 2, 2)
+    torch.testing.assert_close(masks, expected.sigmoid())
+
+
+def test_images_with_unknown_masks_have_no_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second of three images has an object without a mask; the third object's mask is the second one."""
+    monkeypatch.setattr(mask_losses, "draw_points", draw_center)
+    head = ramp_head()
+    nn.init.constant_(head.segmentation_bias, 1000.0)  # every pixel is inside
+    covered, empty = (InstanceMasks.encode(torch.full((1, 32, 32), value, dtype=torch.uint8)) for value in (1, 0))
+    unknown = InstanceMasks.encode(torch.zeros(0, 32, 32, dtype=torch.uint8))
+    targets = [Target(torch.zeros(1, 4), torch.zeros(1), masks) for masks in (covered, unknown, empty)]
+    queries, objects = Queries(torch.zeros(3, 8), torch.zeros(3, 4)), MatchedObjects(torch.arange(3), [1, 1, 1])
+    losses = head.losses(queries, objects, [torch.zeros(3, 8, 4, 4)], (32, 32), targets, torch.tensor(2.0))
+    # The logit is 1000 + 16 at the center; the first image has no loss, the dice loss of the last is 1 - 1 / (16 + 1).
+    assert losses["loss_mask"].item() == pytest.approx(1016 / 2)
+    assert losses["loss_dice"].item() == pytest.approx((1 - 1 / 17) / 2)
+    with pytest.raises(ValueError, match="an image without masks came to a detector that learns them"):
+        head.losses(queries, objects, [], (32, 32), [target._replace(masks=None) for target in targets], torch.ones(()))
+
+
+# --- detectors with heads ---------------------------------------------------------------------------------------------
+
+HEADS = {"masks": {"loss_mask", "loss_dice"}}
+OPTIONS: dict[str, Any] = {"masks": {"mask": QueryMaskOptions(num_blocks=1, ffn_dim=64, num_points=256)}}
+
+
+@needs_library
+@pytest.mark.parametrize("detector", ["rt_detr", "d_fine", "rf_detr"])
+@pytest.mark.parametrize("head", HEADS)
+def test_heads_change_nothing_else(detector: str, head: str) -> None:
+    plain, maps = make_detector(detector)
+    with_head, _ = make_detector(f"{detector}_{head}")
+    assert not with_head.load_state_dict(plain.state_dict(), strict=False).unexpected_keys
+    targets = [make_target(detector, 2), make_target(detector, 1)]
+    results = []
+    for model in (plain, with_head):
+        torch.manual_seed(1)
+        losses = model.eval().losses(maps, SHAPE, SIZES, targets)
+        model.max_detections = 5
+        results.append((losses, [image[:3] for image in model.detect(maps, SHAPE, SIZES)]))
+    added = {name: results[1][0].pop(name) for name in HEADS[head]}
+    assert all(value > 0 for value in added.values())
+    torch.testing.assert_close(*results, atol=0, rtol=0)
+    assert plain.label_keys == ("boxes",) and with_head.label_keys == ("boxes", head)
+
+
+@needs_library
+@pytest.mark.parametrize("name", ["rt_detr_masks", "d_fine_masks"])
+def test_losses_average_over_processes_to_those_of_the_global_batch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One image has two objects, the other has one; each of two processes has one image."""
+    grid = torch.cartesian_prod(torch.arange(8), torch.arange(8)).flip(1) / 8 + 1 / 16
+    monkeypatch.setattr(mask_losses, "draw_points", lambda logits, count: grid.expand(len(logits), -1, -1))
+    detector, maps = make_detector(name)
+    targets = [make_target(name, 2), make_target(name, 1)]
+    expected = detector.eval().losses(maps, SHAPE, SIZES, targets)
+    monkeypatch.setattr(matching, "mean_over_samples", lambda total, samples: torch.tensor(3 / 2))
+    parts = [detector.losses([level[[n]] for level in maps], SHAPE, [SIZES[n]], [targets[n]]) for n in range(2)]
+    for key in HEADS["masks"]:
+        assert (parts[0][key] + parts[1][key]).item() / 2 == pytest.approx(expected[key].item(), rel=1e-5), key
+
+
+@pytest.fixture
+def scenes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Batch:
+    """Four scenes of digits. All of them would be rendered for seconds."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setitem(SCENES, "train", 4)
+    source = DigitScenes(split="train", masks=True, keypoints=True)
+    return collate([source[index] for index in range(4)], size_multiple=32)
+
+
+@needs_library
+@pytest.mark.parametrize("head", HEADS)
+def test_a_head_learns_some_scenes(head: str, scenes: Batch) -> None:
+    torch.manual_seed(0)
+    options = {"channels": 32, "num_queries": 16, "decoder_layers": 1, "attention_heads": 4, "ffn_dim": 64}
+    detector = partial(DFine, **options, num_denoising=0, depth_multiplier=0.34, hidden_expansion=0.5, **OPTIONS[head])
+    info = replace(INFO, samples=4, classes=tuple("0123456789"), keypoints=KEYPOINTS, channels=1)
+    task = Detection(info, backbone=partial(timm, model="test_resnet"), detector=detector, mean=[0.4], std=[0.25])
+    optimizer = torch.optim.AdamW(task.parameters(), lr=0.003)
+    history = []
+    for _ in range(40):
+        losses = task.losses(task.extract(scenes), scenes, Clock())
+        history.append(sum(losses[name].item() for name in HEADS[head]))
+        optimizer.zero_grad()
+        torch.stack(list(losses.values())).sum().backward()
+        optimizer.step()
+    assert history[-1] < 0.5 * history[0]
+
+
+@needs_library
+@pytest.mark.parametrize("detector", ["rt_detr", "d_fine", "rf_detr"])
+def test_data_without_what_a_head_learns_is_an_error(detector: str) -> None:
+    with pytest.raises(ValueError, match="mask: the training data has no masks: write masks: true in its source"):
+        DETECTORS[f"{detector}_masks"](LEVELS, replace(INFO, masks=False))
