@@ -75,6 +75,7 @@ class Detector(nn.Module):
         max_detections: maximum number of detections per image.
         masks: whether it predicts instance masks.
         keypoints: whether it predicts keypoints.
+        keypoints_from_boxes: whether :meth:`describe` adds them to boxes; otherwise :meth:`detect` gives both.
         oriented: whether its boxes are oriented (rotated).
         label_keys: see :class:`opabinia.contracts.Task`.
         last_stage_on_regions: whether the backbone's last stage is to run on regions: see :meth:`use_last_stage`.
@@ -90,6 +91,7 @@ class Detector(nn.Module):
     max_detections: int = 100
     masks: bool = False
     keypoints: bool = False
+    keypoints_from_boxes: bool = True
     oriented: bool = False
     label_keys: tuple[str, ...] = ("boxes",)
 
@@ -119,8 +121,8 @@ class Detector(nn.Module):
         raise NotImplementedError
 
     def detect(self, maps: Sequence[Tensor], shape: tuple[int, int], sizes: Sizes) -> list[Detections]:
-        """Return the detections of each image after non-maximum suppression, at most ``max_detections``, without the
-        masks and keypoints that :meth:`describe` adds."""
+        """Return the detections of each image after non-maximum suppression, if the detector needs it, at most
+        ``max_detections``, without the masks and keypoints that :meth:`describe` adds."""
         raise NotImplementedError
 
     def describe(

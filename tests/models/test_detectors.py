@@ -20,6 +20,7 @@ from opabinia.models.detectors.boxes import BoxOptions
 from opabinia.models.detectors.keypoints import KeypointOptions
 from opabinia.models.detectors.mask2former import MaskClassifier
 from opabinia.models.detectors.masks import MaskOptions
+from opabinia.models.detectors.query_keypoints import QueryKeypointOptions
 from opabinia.models.detectors.query_masks import QueryMaskOptions
 from opabinia.models.detectors.rcnn import cascade_rcnn, faster_rcnn, keypoint_rcnn, mask_rcnn
 from opabinia.models.detectors.regions import PoolingOptions
@@ -43,6 +44,7 @@ REGIONS: dict[str, Any] = {
 QUERIES: dict[str, Any] = {"num_queries": 12, "decoder_layers": 2, "ffn_dim": 24, "dropout": 0.0}
 HEADS: dict[str, Any] = {"attention_heads": 4, "encoder_layers": 1}
 GROUPS: dict[str, Any] = {"num_groups": 3, "self_attention_heads": 4, "cross_attention_heads": 4}
+KEYPOINT = QueryKeypointOptions()
 QUERY_MASK = QueryMaskOptions(num_blocks=1, ffn_dim=16, num_points=64)
 MASK_CLASSIFIER = partial(
     Mask2Former,
@@ -66,12 +68,15 @@ DETECTORS: Mapping[str, Callable[..., Detector]] = {
     "rf_detr": partial(rf_detr, channels=32, **{**QUERIES, "num_queries": 6}, **GROUPS),
     "rt_detr_masks": partial(RTDetr, channels=16, num_denoising=10, mask=QUERY_MASK, **QUERIES, **HEADS),
     "d_fine_masks": partial(DFine, channels=16, num_denoising=10, mask=QUERY_MASK, **QUERIES, **HEADS),
+    "rt_detr_keypoints": partial(RTDetr, channels=16, num_denoising=10, keypoint=KEYPOINT, **QUERIES, **HEADS),
+    "d_fine_keypoints": partial(DFine, channels=16, num_denoising=10, keypoint=KEYPOINT, **QUERIES, **HEADS),
+    "rf_detr_keypoints": partial(rf_detr, channels=32, keypoint=KEYPOINT, **{**QUERIES, "num_queries": 6}, **GROUPS),
     "rf_detr_masks": partial(rf_detr, channels=32, mask=QUERY_MASK, **{**QUERIES, "num_queries": 6}, **GROUPS),
     "mask2former": partial(MaskClassifier, decoder=MASK_CLASSIFIER, max_detections=7),
 }
 LIBRARY = (
     *("rt_detr", "d_fine", "detr", "deformable_detr", "rf_detr", "mask2former"),
-    *("rt_detr_masks", "d_fine_masks", "rf_detr_masks"),
+    *(f"{detector}_{head}" for detector in ("rt_detr", "d_fine", "rf_detr") for head in ("masks", "keypoints")),
 )
 needs_library = pytest.mark.skipif(find_spec("transformers") is None, reason="the extra detr is not installed")
 
@@ -129,7 +134,7 @@ def test_every_parameter_has_a_gradient_in_every_step(name: str, counts: tuple[i
     assert [key for key, grad in gradients.items() if grad is None or not grad.isfinite().all()] == []
 
 
-@every_detector("rf_detr", "rf_detr_masks")  # it has its other groups of queries in training only
+@every_detector("rf_detr", "rf_detr_masks", "rf_detr_keypoints")  # it has its other groups of queries in training only
 def test_training_mode_changes_nothing(name: str) -> None:
     detector, maps = make_detector(name)
     results = []

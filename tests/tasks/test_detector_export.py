@@ -20,6 +20,7 @@ from opabinia.models.detectors.keypoints import KeypointOptions
 from opabinia.models.detectors.library_detectors import deformable_detr, detr, rf_detr
 from opabinia.models.detectors.mask2former import MaskClassifier
 from opabinia.models.detectors.masks import MaskOptions
+from opabinia.models.detectors.query_keypoints import QueryKeypointOptions
 from opabinia.models.detectors.query_masks import QueryMaskOptions
 from opabinia.models.detectors.rcnn import cascade_rcnn, keypoint_rcnn, mask_rcnn
 from opabinia.models.detectors.regions import PoolingOptions
@@ -59,7 +60,7 @@ DETECTORS = {
     "rt_detr": partial(RTDetr, **SMALL, **HEADS),
     "rt_detr_discrete": partial(RTDetr, sampling="discrete", **SMALL, **HEADS),
     "d_fine": partial(DFine, **SMALL, **HEADS),
-    "d_fine_heads": partial(DFine, mask=QUERY_MASKS, **SMALL, **HEADS),
+    "d_fine_heads": partial(DFine, mask=QUERY_MASKS, keypoint=QueryKeypointOptions(), **SMALL, **HEADS),
     "detr": partial(detr, encoder_layers=1, **SMALL, **HEADS),
     "deformable_detr": partial(deformable_detr, encoder_layers=1, **SMALL, **HEADS),
     "rf_detr": partial(

@@ -12,6 +12,7 @@ import numpy as np
 
 from opabinia.config import register
 from opabinia.contracts import Count, DatasetInfo, Fraction, Positive, Resampling
+from opabinia.contracts.keypoints import COCO_SIGMAS
 from opabinia.evaluation.detection.base import DetectionEvaluator, ImageResult
 from opabinia.evaluation.detection.coco_format import Annotations, Kind, coco_ground_truth, coco_results
 from opabinia.evaluation.detection.detection_errors import count_objects, error_tables
@@ -21,11 +22,7 @@ from opabinia.evaluation.detection.rle import Floats
 PREFIXES: dict[Kind, str] = {"bbox": "", "segm": "mask_", "keypoints": "keypoint_"}
 """Prefixes of score names. Boxes come first: theirs is the headline score."""
 
-COCO_KEYPOINTS = (
-    *("nose", "left_eye", "right_eye", "left_ear", "right_ear", "left_shoulder", "right_shoulder", "left_elbow"),
-    *("right_elbow", "left_wrist", "right_wrist", "left_hip", "right_hip", "left_knee", "right_knee", "left_ankle"),
-    "right_ankle",
-)
+COCO_KEYPOINTS = tuple(COCO_SIGMAS)
 """The keypoints whose sigmas the library knows."""
 
 _IOUS = np.linspace(0.5, 0.95, 10)

@@ -19,6 +19,7 @@ from opabinia.models.detectors.queries import (
     import_transformers,
     transformer_sizes,
 )
+from opabinia.models.detectors.query_keypoints import QueryKeypointOptions
 from opabinia.models.detectors.query_masks import QueryMaskOptions
 from opabinia.models.detectors.rt_detr import check_width
 from opabinia.models.layers import image_area
@@ -69,7 +70,7 @@ class LibraryDetector(QueryDetector):
     compiled_modules = (
         r"model\.model\.(encoder\.layers\.\d+\.(self_attn|mlp)|decoder\.layers\.\d+|input_proj\.\d+)"
         r"|model\.model\.(backbone\.projector|enc_output\.\d+)|model\.(bbox_predictor|bbox_embed(\.\d+)?)"
-        r"|heads\.mask\.(blocks\.\d+|query_features_block)"
+        r"|heads\.mask\.(blocks\.\d+|query_features_block)|heads\.keypoint\.layers"
     )
 
     def __init__(self, model: Any, backbone: str, levels: slice, criterion: Criterion, max_detections: int) -> None:
@@ -335,14 +336,14 @@ def rf_detr(
     giou_weight: NonNegative = 2.0,
     max_detections: Count = 100,
     mask: QueryMaskOptions | None = None,
+    keypoint: QueryKeypointOptions | None = None,
 ) -> LibraryDetector:
     """RF-DETR of the transformers library (the extra ``opabinia[detr]``; Robinson et al. 2025, whose decoder is that of
     Chen et al. 2024, LW-DETR) on the feature maps of a vision transformer.
 
-    Losses, divided by the number of objects in the batch of all processes: ``loss_ce`` (see
-    :func:`opabinia.models.losses.focal.iou_aware_loss`), ``loss_bbox``, ``loss_giou``; ``loss_auxiliary``,
-    their sum over the encoder and the earlier layers. In training each object is matched with a query of every group;
-    evaluation uses the first group.
+    Losses, divided by the number of objects in the batch of all processes: ``loss_ce``
+    (:func:`opabinia.models.losses.focal.iou_aware_loss`), ``loss_bbox``, ``loss_giou``; ``loss_auxiliary``, their sum
+    over the encoder and earlier layers. In training each object is matched with a query of every group, else of one.
 
     Args:
         levels: feature levels of the backbone; those with the stride of the last one are used, such as several layers
@@ -363,27 +364,23 @@ def rf_detr(
         giou_weight: weight of the generalized IoU loss.
         max_detections: per image.
         mask: see ``rt_detr``.
+        keypoint: likewise.
 
     Raises:
-        ValueError: the transformers library is not installed, ``channels`` cannot be divided, the levels differ in
-            channels, or the training data has no masks to learn.
+        ValueError: ``channels`` cannot be divided, the levels differ in channels, or see ``rt_detr``.
     """
     library, maps = import_transformers("rf_detr", "rf_detr"), _import_maps()
     check_width(channels, math.lcm(self_attention_heads, cross_attention_heads))
     widths = [level.channels for level in levels if level.stride == levels[-1].stride]
+    decoder = {"decoder_layers": decoder_layers, "decoder_n_points": sampling_points, "decoder_ffn_dim": ffn_dim}
     config = library.RfDetrConfig(
         backbone_config=_placeholder_config(library, widths),
         num_labels=len(dataset_info.classes),
-        d_model=channels,
-        num_queries=num_queries,
-        group_detr=num_groups,
-        decoder_layers=decoder_layers,
+        **{"d_model": channels, "num_queries": num_queries, "group_detr": num_groups, "dropout": dropout},
+        **decoder,
         decoder_self_attention_heads=self_attention_heads,
         decoder_cross_attention_heads=cross_attention_heads,
-        decoder_n_points=sampling_points,
-        decoder_ffn_dim=ffn_dim,
         c2f_num_blocks=projector_blocks,
-        dropout=dropout,
         auxiliary_loss=True,
     )
     costs = Costs(label=2.0, box=box_weight, giou=giou_weight)
@@ -391,7 +388,7 @@ def rf_detr(
     model = library.RfDetrForObjectDetection(config)
     model.model.backbone.backbone = maps.GivenMaps(maps.GivenMapsConfig(channels=widths))
     detector = GroupDetector(model, "model.backbone.backbone", slice(-len(widths), None), criterion, max_detections)
-    detector.add_heads(dataset_info, [Level(channels, levels[-1].stride)], channels, mask)
+    detector.add_heads(dataset_info, [Level(channels, levels[-1].stride)], channels, mask, keypoint)
     return detector
 
 

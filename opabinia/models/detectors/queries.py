@@ -12,6 +12,7 @@ from torchvision.ops import box_convert
 
 from opabinia.contracts import DatasetInfo, Detections, Detector, Level, Sizes, Target
 from opabinia.models.detectors.query_heads import MatchedObjects, Queries, QueryHead
+from opabinia.models.detectors.query_keypoints import QueryKeypointHead, QueryKeypointOptions
 from opabinia.models.detectors.query_masks import QueryMaskHead, QueryMaskOptions
 from opabinia.models.losses.matching import (
     COSTS,
@@ -54,7 +55,7 @@ class QueryFeatures(NamedTuple):
     """The decoder's last layer as heads read it.
 
     Attributes:
-        embeddings: of the queries (B x Q x C).
+        embeddings: vectors of the queries (B x Q x C).
         maps: feature maps (B x C x h x w each), the encoder's finest last.
     """
 
@@ -69,9 +70,10 @@ class QueryDetector(Detector):
 
     Attributes:
         costs, class_cost: costs of matching.
-        heads: what adds masks ... to the detections, by name.
+        heads: what adds masks and keypoints to the detections, by name.
     """
 
+    keypoints_from_boxes = False
     costs: Costs = COSTS
     class_cost: ClassCost = staticmethod(focal_class_cost)
 
@@ -80,7 +82,12 @@ class QueryDetector(Detector):
         self.heads = nn.ModuleDict()
 
     def add_heads(
-        self, dataset_info: DatasetInfo, levels: Sequence[Level], width: int, mask: QueryMaskOptions | None
+        self,
+        dataset_info: DatasetInfo,
+        levels: Sequence[Level],
+        width: int,
+        mask: QueryMaskOptions | None,
+        keypoint: QueryKeypointOptions | None,
     ) -> None:
         """Add heads on the queries; null options add none.
 
@@ -89,9 +96,10 @@ class QueryDetector(Detector):
             levels: those of :attr:`QueryFeatures.maps`.
             width: channels of a query.
             mask: options of instance masks.
+            keypoint: options of keypoints.
 
         Raises:
-            ValueError: the training data does not have what a head learns.
+            ValueError: the training data does not have what a head learns, or see :class:`QueryKeypointHead`.
         """
         if mask is not None:
             if not dataset_info.masks:
@@ -100,7 +108,14 @@ class QueryDetector(Detector):
                     "alone"
                 )
             self.heads["mask"] = QueryMaskHead(levels, width, mask)
-        self.masks = "mask" in self.heads
+        if keypoint is not None:
+            if not dataset_info.keypoints:
+                raise ValueError(
+                    "keypoint: the training data has no keypoints: take a source that has them, such as coco with a "
+                    "file of keypoints, or keypoint: null for boxes alone"
+                )
+            self.heads["keypoint"] = QueryKeypointHead(dataset_info.keypoints, width, keypoint)
+        self.masks, self.keypoints = "mask" in self.heads, "keypoint" in self.heads
         self.label_keys = ("boxes", *(key for head in self._heads for key in head.label_keys))
 
     @property

@@ -53,7 +53,7 @@ class QueryMaskHead(QueryHead):
     whose masks are unknown have no part.
 
     Args:
-        levels: those of the feature maps, the encoder's last.
+        levels: levels of the feature maps, the encoder's last.
         width: C, channels of a query.
         options: see :class:`QueryMaskOptions`.
     """
@@ -142,7 +142,7 @@ class PixelBlock(nn.Module):
     """A residual block: depthwise convolution, layer norm and linear layer over the channels (RF-DETR).
 
     Args:
-        channels: of input and output.
+        channels: number of channels of input and output.
     """
 
     def __init__(self, channels: int) -> None:

@@ -21,6 +21,7 @@ from opabinia.models.detectors.queries import (
     import_transformers,
     transformer_sizes,
 )
+from opabinia.models.detectors.query_keypoints import QueryKeypointOptions
 from opabinia.models.detectors.query_masks import QueryMaskOptions
 from opabinia.models.losses.boxes import box_losses
 from opabinia.models.losses.focal import varifocal_loss
@@ -59,6 +60,7 @@ class HybridDetector(QueryDetector):
         r"neck|(encoder|decoder)_input_proj\.\d+|encoder\.\w+_(convs|blocks)\.\d+|enc_output|enc_bbox_head"
         r"|decoder\.layers\.\d+\.(self_attn|mlp|gateway)|decoder\.(bbox_embed|lqe_layers)\.\d+"
         r"|decoder\.(query_pos_head|pre_bbox_head)|heads\.mask\.(blocks\.\d+|query_features_block)"
+        r"|heads\.keypoint\.layers"
     )
 
     def __init__(self, levels: Sequence[Level], neck: NeckPart | None, library: Any, config: Any) -> None:
@@ -259,10 +261,12 @@ class RTDetr(HybridDetector):
         max_detections: per image; the authors give 300, of which COCO counts 100.
         mask: options of instance masks (:class:`opabinia.models.detectors.query_masks.QueryMaskHead`), which add
             ``loss_mask`` and ``loss_dice`` of the last layer; null: no masks.
+        keypoint: options of keypoints (:class:`opabinia.models.detectors.query_keypoints.QueryKeypointHead`), which add
+            ``loss_keypoint``, ``loss_oks`` and ``loss_visibility`` of the last layer; null: no keypoints.
 
     Raises:
         ValueError: the transformers library is not installed, there are no feature maps of these strides, ``channels``
-            is not divisible by ``attention_heads`` and 4, or the training data has no masks to learn.
+            is not divisible by ``attention_heads`` and 4, or the training data has no masks or keypoints to learn.
     """
 
     _library_prefix = "RTDetrV2"
@@ -293,6 +297,7 @@ class RTDetr(HybridDetector):
         giou_weight: NonNegative = 2.0,
         max_detections: Count = 100,
         mask: QueryMaskOptions | None = None,
+        keypoint: QueryKeypointOptions | None = None,
     ) -> None:
         library = import_transformers("rt_detr", "rt_detr_v2")
         check_width(channels, attention_heads)
@@ -316,7 +321,7 @@ class RTDetr(HybridDetector):
             weight_loss_giou=float(giou_weight),
         )
         super().__init__(levels, neck, library, config)
-        self.add_heads(dataset_info, self._head_levels, channels, mask)
+        self.add_heads(dataset_info, self._head_levels, channels, mask, keypoint)
         self.max_detections = max_detections
         if sampling == "discrete":
             for layer in self.decoder.layers:

@@ -111,6 +111,11 @@ class Detection(DensePrediction):
                 else "this detector predicts oriented boxes, those of the training data are upright: take fcos, or "
                 "data with oriented boxes"
             )
+        if test_time_augmentation and test_time_augmentation.flip and not self._mirrors_keypoints():
+            raise ValueError(
+                "test_time_augmentation.flip: this detector predicts keypoints together with boxes, and those of a "
+                "mirrored image have left and right exchanged; write flip: false"
+            )
         if self.detector.last_stage_on_regions:
             self.detector.use_last_stage(self.backbone.split_last_stage())
         self.size_multiple = self._multiple = size_multiple or self.detector.size_multiple
@@ -120,6 +125,9 @@ class Detection(DensePrediction):
         self.class_agnostic_nms = class_agnostic_nms
         self.score_maps = None if score_calibration is None else ScoreMaps(score_calibration, dataset_info.classes)
         self._validation_loss, self._evaluator = validation_loss and tiles is None, evaluator
+
+    def _mirrors_keypoints(self) -> bool:
+        return self.detector.keypoints_from_boxes or not self.detector.keypoints
 
     def _pyramid(self, images: Tensor, sizes: Sizes) -> list[Tensor]:
         """Return the feature maps that the detector reads."""

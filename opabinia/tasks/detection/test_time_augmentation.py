@@ -49,13 +49,13 @@ def detect_augmented(
 ) -> list[Detections]:
     """Return detections in each image of a padded batch, in pixels of the batch; views are padded to ``multiple``.
 
-    Boxes of all views go through one suppression. Masks are the mean over views, or those of the detection that is kept
-    if the detector predicts them together with boxes; keypoints are those of the first view that is not mirrored.
+    Boxes of all views go through one suppression. Masks are the mean over views, keypoints those of the first view that
+    is not mirrored; those that the detector predicts together with boxes are those of the detection that is kept.
     """
     views = list(_views(pyramid, images, sizes, augmentation, multiple))
     by_view = [_detect(detector, view) for view in views]
     merged = [_merge_boxes(rows, augmentation.iou, detector.max_detections) for rows in zip(*by_view, strict=True)]
-    if all(rows.masks is not None for rows in merged):
+    if all(rows.masks is not None or rows.keypoints is not None for rows in merged):
         return merged
     described = [_describe(detector, view, merged) for view in views]
     return [_merge_descriptions(rows) for rows in zip(*described, strict=True)]
@@ -83,9 +83,18 @@ def _detect(detector: Detector, view: View) -> list[Detections]:
     boxes = [_flip_boxes(rows.boxes, view, size) for rows, size in zip(detections, view.sizes, strict=True)]
     masks = [rows.masks.flip(-1) if rows.masks is not None and view.flipped else rows.masks for rows in detections]
     return [
-        rows._replace(boxes=scale_boxes(flipped, 1 / _factors(rows, view)), masks=mask)
+        _scale_keypoints(rows, view)._replace(boxes=scale_boxes(flipped, 1 / _factors(rows, view)), masks=mask)
         for rows, flipped, mask in zip(detections, boxes, masks, strict=True)
     ]
+
+
+def _scale_keypoints(detections: Detections, view: View) -> Detections:
+    """Return detections with keypoints in pixels of the batch."""
+    points = detections.keypoints
+    if points is None:
+        return detections
+    positions = points[..., :2] / _factors(detections, view)
+    return detections._replace(keypoints=torch.cat([positions, points[..., 2:]], -1))
 
 
 def _factors(detections: Detections, view: View) -> Tensor:
@@ -113,13 +122,11 @@ def _describe(detector: Detector, view: View, merged: Sequence[Detections]) -> l
     described = detector.describe(view.maps, view.shape, view.sizes, in_view)
     rows = []
     for detections, description in zip(merged, described, strict=True):
-        masks, points = description.masks, description.keypoints
+        masks, points = description.masks, _scale_keypoints(description, view).keypoints
         if masks is not None and view.flipped:
             masks = masks.flip(-1)
-        if points is not None:
-            # Mirroring swaps left and right keypoints, so mirrored views do not contribute.
-            scaled = [points[..., :2] / _factors(detections, view), points[..., 2:]]
-            points = None if view.flipped else torch.cat(scaled, -1)
+        if view.flipped:
+            points = None  # mirroring swaps left and right keypoints
         rows.append(detections._replace(masks=masks, keypoints=points))
     return rows
 
