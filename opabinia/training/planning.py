@@ -82,11 +82,8 @@ def _dataset_info(streams: Mapping[str, TrainingStream], skip: bool) -> DatasetI
         (first, expected), *others = channels.items()
         for name, other in others:
             if other != expected:
-                message = (
-                    f"its images have channels: {other}, those of {first or 'data.train'} {expected}; they share a "
-                    "backbone"
-                )
-                raise ConfigError(Problem("", streams[name].place, message))
+                message = f"its images have {other} channels, those of {first or 'data.train'} {expected}"
+                raise ConfigError(Problem("", streams[name].place, f"{message}; they share a backbone"))
     samples = sum(info.samples for info in infos.values())
     if SINGLE in infos:
         return replace(infos[SINGLE], samples=samples)

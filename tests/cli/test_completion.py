@@ -35,7 +35,7 @@ def complete(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     [
         ("opabinia tr", ["track", "train"]),
         ("opabinia config li", ["list"]),
-        ("opabinia train classification/dig", ["classification/digits"]),
+        ("opabinia train classification/dig", ["classification/digits", "classification/digits_semi"]),
         ("opabinia train mi", ["mine.yaml"]),
         ("opabinia train --na", ["--name"]),
         ("opabinia train mine.yaml --resume a", ["auto"]),
@@ -118,6 +118,9 @@ press "opabinia train classification/image_folder vars.ro"
 """
 
 
+DIGIT_RECIPES = ["classification/digits", "classification/digits_semi"]
+
+
 def run_shell(folder: Path, *shell: str) -> list[str]:
     """Return the words that a shell prints."""
     result = subprocess.run(
@@ -133,13 +136,13 @@ def run_shell(folder: Path, *shell: str) -> list[str]:
 
 
 def test_completion_in_bash(tmp_path: Path) -> None:
-    assert run_shell(tmp_path, "bash", "--norc", "-c", BASH_PROGRAM) == ["classification/digits", "vars.root="]
+    assert run_shell(tmp_path, "bash", "--norc", "-c", BASH_PROGRAM) == [*DIGIT_RECIPES, "vars.root="]
 
 
 @pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed")
 def test_completion_in_fish(tmp_path: Path) -> None:
     program = "opabinia completion fish | source; complete -C 'opabinia train classification/dig'"
-    assert run_shell(tmp_path, "fish", "--no-config", "-c", program) == ["classification/digits"]
+    assert run_shell(tmp_path, "fish", "--no-config", "-c", program) == DIGIT_RECIPES
 
 
 @pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is not installed")
