@@ -105,7 +105,7 @@ def test_micro_batches_have_the_same_losses(recipe: Path, finished: Path, tmp_pa
         ("semi_supervised.pseudo_labels=pixels", "semi_supervised.pseudo_labels: pixels are labels of semantic"),
         ("data.train.source.n=3", "data.train: 3 samples cannot fill its part of a batch, 4"),
         ("semi_supervised.unlabeled.source.n=5", "semi_supervised.unlabeled: 5 samples cannot fill its part"),
-        ("semi_supervised.unlabeled.transforms=[RGB]", "semi_supervised.unlabeled: its images have channels: 3"),
+        ("semi_supervised.unlabeled.transforms=[RGB]", "semi_supervised.unlabeled: its images have 3 channels"),
         ("semi_supervised.strong=[{name: random_erase, mean: [0.1, 0.2]}]", "strong.0: mean: .* 2 values"),
         ("shapes={name: multi_scale, sizes: [8, 16]}", "shapes: a run with several streams"),
     ],
