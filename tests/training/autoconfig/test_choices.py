@@ -103,15 +103,6 @@ def test_without_weights_training_starts_from_scratch() -> None:
     assert chosen["task.backbone.model"] == "resnet10t" and "task.backbone.pretrained" not in chosen
 
 
-def test_gray_images_that_few_epochs_see_are_trained_from_scratch() -> None:
-    gray: dict[str, Any] = {"task": "segmentation", "gray": True, "samples": 5000}
-    model, pretrained = "task.backbone.model", "task.backbone.pretrained"
-    short = values(**gray, budget=60.0)
-    assert short[model] == "resnet10t" and pretrained not in short
-    for other in (values(**gray, budget=6000.0), values(**{**gray, "gray": False}, budget=60.0)):
-        assert other[model] == REFERENCE and other[pretrained]
-
-
 def test_small_objects_need_larger_images() -> None:
     small, large = (
         values(task="detection", budget=36_000.0, object_sides=(5.0, side, 2 * side, 3 * side, 400.0))["vars.test"]
