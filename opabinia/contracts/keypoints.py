@@ -15,3 +15,6 @@ COCO_SIGMAS = {
 }
 """COCO's 17 keypoints of people in its order, and for each the standard deviation of annotators in units of the
 object's size, the square root of its area (pycocotools' ``kpt_oks_sigmas``)."""
+
+OTHER_SIGMA = 0.05
+"""For other keypoints, of which the deviation is unknown: between COCO's eyes and hips."""

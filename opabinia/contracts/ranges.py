@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Literal, TypeGuard
 
@@ -73,6 +73,11 @@ class Pixels:
             raise ValueError(f"max_value: {self.max_value:g} is not above min_value, {self.min_value or 0.0:g}")
         if self.no_data is not None and self.fill is None:
             raise ValueError("no_data: give fill, the value in place of such pixels")
+
+    def __str__(self) -> str:
+        """Return the values that are given, as in a config."""
+        given = (f"{name}: {value:g}" for name, value in asdict(self).items() if value is not None)
+        return f"{{{', '.join(given)}}}"
 
 
 Channels = ChannelCount | Pixels

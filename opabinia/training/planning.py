@@ -16,6 +16,7 @@ from opabinia.data.streams import SINGLE
 from opabinia.runtime.durations import Duration
 from opabinia.runtime.log import log
 from opabinia.runtime.processes import world_size
+from opabinia.runtime.text import plural
 from opabinia.training.loaders import TrainingBatches, plan_streams
 from opabinia.training.samples import read_dataset_info
 from opabinia.training.streams import TaskFactory, stream_sharing, training_streams, with_unlabeled
@@ -82,8 +83,9 @@ def _dataset_info(streams: Mapping[str, TrainingStream], skip: bool) -> DatasetI
         (first, expected), *others = channels.items()
         for name, other in others:
             if other != expected:
-                message = f"its images have {other} channels, those of {first or 'data.train'} {expected}"
-                raise ConfigError(Problem("", streams[name].place, f"{message}; they share a backbone"))
+                read = plural(other, "channel") if isinstance(other, int) else f"channels: {other}"
+                message = f"its images have {read}, those of {first or 'data.train'} {expected}; they share a backbone"
+                raise ConfigError(Problem("", streams[name].place, message))
     samples = sum(info.samples for info in infos.values())
     if SINGLE in infos:
         return replace(infos[SINGLE], samples=samples)

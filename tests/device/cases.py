@@ -83,6 +83,12 @@ def segmentation(decoder: str, *overrides: str, needs: str | None = None) -> Cas
     return Case("segmentation/cityscapes/fpn_r50", (BF16, NET, f"task.decoder={{{decoder}}}", *overrides), needs=needs)
 
 
+def pseudo_labels(rule: str) -> str:
+    """Return the section that trains on the training images also without their labels."""
+    data = "source: '${data.train.source}', transforms: '${data.train.transforms}'"
+    return f"semi_supervised={{unlabeled: {{{data}}}, pseudo_labels: {rule}}}"
+
+
 def self_supervised(recipe: str, *overrides: str) -> Case:
     """Return the run of a self-supervised method."""
     return Case(f"selfsup/imagenet/{recipe}", (BF16, "vars.size=32", "data.batch_size=4", *overrides))
@@ -188,7 +194,9 @@ DETECTORS = {
             BF16,
             "task.backbone={name: windowed_dinov2, width: 32, depth: 2, heads: 2, image_size: 64, layers: [1, 2]}",
             "task.detector={name: rf_detr, channels: 32, num_queries: 8, num_groups: 2, decoder_layers: 2, "
-            "self_attention_heads: 2, cross_attention_heads: 4, ffn_dim: 32, projector_blocks: 1}",
+            "self_attention_heads: 2, cross_attention_heads: 4, ffn_dim: 32, projector_blocks: 1, "
+            "mask: {num_points: 64}}",
+            *(f"data.{split}.source.masks=true" for split in SPLITS),
         ),
         needs="transformers",
     ),
@@ -197,7 +205,12 @@ DETECTORS = {
         (BF16, NET, f"task.detector={{name: rotated_fcos, {DENSE}, num_convs: 1}}"),
     ),
     "rpn": detection("fcos_r50_1x", f"name: rpn, {NECK}, {PROPOSALS}"),
-    "rt_detr": detection("rt_detr_r50", f"name: rt_detr, {QUERIES}, num_denoising: 8", needs="transformers"),
+    "rt_detr": detection(
+        *("rt_detr_r50", f"name: rt_detr, {QUERIES}, num_denoising: 8, keypoint: {{}}"),
+        *(f"data.{split}.source.file=ROOT/annotations/person_keypoints_{split}2017.json" for split in SPLITS),
+        *(f"data.{split}.source.keypoints=true" for split in SPLITS),
+        needs="transformers",
+    ),
 }
 
 DECODERS = {
@@ -262,6 +275,13 @@ SETTINGS = {
     "fp16_detection": detection(
         "mask_rcnn_r50_1x", f"name: mask_rcnn, {REGIONS}, {MASKS}", "train.precision=fp16", "train.micro_batch_size=1"
     ),
+    "semi_supervised_boxes": detection(
+        "fcos_r50_1x", f"name: fcos, {DENSE}, num_convs: 1", pseudo_labels("{name: boxes, threshold: 0.001}")
+    ),
+    "semi_supervised_classes": CLASSIFICATION.having(
+        pseudo_labels("{name: classes, threshold: 0.01, flexible: true}"), "data.batch_size=8"
+    ),
+    "semi_supervised_pixels": segmentation("name: linear", pseudo_labels("{name: pixels, threshold: 0.01}")),
     "skip_unfused": CLASSIFICATION.having("train.on_nonfinite=skip", "optimizer={name: lamb, lr: 0.001}"),
     "mixing_on_device": CLASSIFICATION.having(
         *("data.mix=[{name: mixup, alpha: 0.2}, {name: cutmix, alpha: 1.0}]", "data.augment_on=device"),

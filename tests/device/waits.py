@@ -87,6 +87,7 @@ STEP: dict[str, Waits] = {
     "optimizer/asgd": {"StandardStep.__call__: item": 24, "StandardStep.__call__: copy to the device": 16},
     "setting/fp16_unfused": {"StandardStep.__call__: item": 1},
     "setting/fp16_detection": {"true_indices: item": 10, "box_nms: nms": 2},
+    "setting/semi_supervised_boxes": {"true_indices: item": 2, "box_nms: nms": 1},
     "setting/skip_unfused": {"UpdateGuard.update_unless: item": 1},
 }
 """Waits of a training step after the first; of other runs none."""
@@ -126,6 +127,7 @@ EVALUATION_BATCH: dict[str, Waits] = {
     "segmentation_loss/boundary": {"_present_classes: nonzero": 1},
     "segmentation_loss/lovasz": {"_present_classes: nonzero": 1},
     "setting/fp16_detection": {"true_indices: item": 8, "box_nms: nms": 6, "postprocess: nonzero": 2},
+    "setting/semi_supervised_boxes": {"true_indices: item": 1, "box_nms: nms": 2},
 }
 """Waits of an evaluation batch beside PREDICTIONS."""
 

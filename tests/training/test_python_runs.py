@@ -68,7 +68,8 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     sys.path.insert(0, str(folder))
     yield importlib.import_module("one_convolution").OneConvolution
     sys.path.remove(str(folder))
-    del register.entries["backbone"]["one_convolution"]
+    # A process may be given a test of this module again, after those of another: then the module is imported anew.
+    del register.entries["backbone"]["one_convolution"], sys.modules["one_convolution"]
 
 
 @pytest.fixture(scope="module")

@@ -229,9 +229,14 @@ def _is_gray(images: Tensor) -> bool:
 
 def _moments(image: Tensor) -> NDArray[np.float64]:
     """Return mean and mean of the squares of each channel of an image (C x H x W) in 0 to 1 (2 x C)."""
-    values = image.as_subclass(Tensor).flatten(1).float() / (1 if image.is_floating_point() else 255)
-    moments: NDArray[np.float64] = torch.stack([values.mean(1), values.square().mean(1)]).double().numpy()
-    return moments
+    channels = image.as_subclass(Tensor).flatten(1)
+    if image.dtype == torch.uint8:  # counting values is five times as fast as computing with pixels
+        counts = torch.stack([torch.bincount(pixels, minlength=256) for pixels in channels]).numpy()
+        levels = np.arange(256) / 255
+        moments: NDArray[np.float64] = np.stack([levels, levels**2]) @ counts.T / channels.shape[1]
+        return moments
+    values = channels.double()
+    return torch.stack([values.mean(1), values.square().mean(1)]).numpy()
 
 
 def _bits(content: bytes, image: Tensor) -> int:

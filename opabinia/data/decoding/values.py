@@ -163,11 +163,7 @@ def is_tiff(content: bytes) -> bool:
 
 
 def file_values(image: Image.Image) -> Values:
-    """Return the values of a decoded PIL image as the file has them: H x W, or H x W x C.
-
-    Raises:
-        ValueError: PIL has reduced them to 8 bits.
-    """
+    """Return the values of a decoded PIL image as the file has them: H x W, or H x W x C."""
     if image.mode in ("P", "1"):
         image = image.convert("RGB" if image.mode == "P" else "L")
     return np.array(image)

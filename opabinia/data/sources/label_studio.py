@@ -24,7 +24,7 @@ from opabinia.data.sources.folder import existing_folder
 from opabinia.data.sources.list_files import read_json
 
 SUSPECT = "suspect"
-"""A label that `opabinia data labels` gives to regions beside their class."""
+"""A label of regions that may be wrong, next to that of their class, which comes first: `opabinia data labels`."""
 
 
 @register.source

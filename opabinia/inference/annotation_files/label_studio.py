@@ -11,6 +11,7 @@ from xml.etree import ElementTree as ET
 import numpy as np
 from numpy.typing import NDArray
 
+from opabinia.data.sources.label_studio import SUSPECT
 from opabinia.inference.annotation_files.drafts import (
     IMAGES,
     Annotation,
@@ -24,9 +25,6 @@ from opabinia.inference.annotation_files.drafts import (
 
 CONTROLS = {Box: "RectangleLabels", RotatedBox: "RectangleLabels", Outline: "PolygonLabels"}
 """The control tag of each kind of shape; its lower-case name is the type of a result."""
-
-SUSPECT = "suspect"
-"""A second label of regions that may be wrong; those of classes come first."""
 
 
 def label_studio_files(drafts: DraftSet) -> dict[str, str]:

@@ -110,7 +110,7 @@ def export(
                 results = measure_files(form, temporary, job, evaluations, measured, calibration)
                 Console(highlight=False).print(score_table(results.rows, evaluations))
             move_files(results.files, paths, form)
-    if job.description.thresholds is not None:
+    if job.description.thresholds is not None and form in EVALUATED:
         lines = [
             *lines,
             "predict.py takes the thresholds of the classes that an evaluation has chosen, or --score",

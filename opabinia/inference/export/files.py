@@ -22,9 +22,8 @@ from opabinia.contracts import ExportModule
 from opabinia.inference.export.description import Description
 from opabinia.inference.export.exported_task import ExportedTask
 from opabinia.inference.export.job import ExportJob, check_difference
-from opabinia.inference.export.mobile import write_executorch, write_litert
+from opabinia.inference.export.mobile import write_mobile
 from opabinia.inference.export.runtimes import DESCRIPTION, XML, import_openvino
-from opabinia.models.layers import Normalize
 from opabinia.runtime.progress import PhaseBar
 
 GraphForm = Literal["onnx", "openvino", "torch", "executorch", "litert"]
@@ -47,9 +46,6 @@ LIBRARIES = {
     "litert": Needs("LiteRT", "litert", ("litert_torch", "ai_edge_litert")),
 }
 """Requirements of the formats that need an extra."""
-
-FIXED_BATCH = ("executorch", "litert")
-"""Formats of graphs for one sample."""
 
 
 def check_libraries(form: str) -> None:
@@ -83,20 +79,17 @@ def write_file(form: GraphForm, path: Path, job: ExportJob, tolerance: float, or
         ExportMismatch: the model that was read back differs by more.
     """
     expected = job.module.expected(job.inputs)
-    description, sizes = job.description, [1, len(job.inputs["image"])]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch and onnxscript warn their own developers here
-        if form in FIXED_BATCH:
-            _use_contiguous_layout(job.module)
-        try:
-            program = trace(job.module, job.inputs, None if form in FIXED_BATCH else Dim("batch", min=1))
-        except UserError:
-            program, sizes = trace(job.module, job.inputs, None), [1]
-        if form in FIXED_BATCH:
-            sizes = [1]
-        if sizes == [1]:
-            description = replace(description, batch_size="1")
-        _write(form, path, program, job, description, list(expected))
+        if form == "executorch" or form == "litert":
+            reason = f"{LIBRARIES[form].title} files take one sample"
+            about = replace(job.description, batch_size="1")
+            write_mobile(form, path, job.module, _first(job.inputs, 1), list(expected), about)
+        else:
+            program, reason = _trace_any_batch(job)
+            about = replace(job.description, batch_size="1") if reason else job.description
+            _write(form, path, program, about, list(expected))
+    sizes = [1] if reason else [1, len(job.inputs["image"])]
     bar.advance()
     run: Callable[..., Mapping[str, Tensor]]
     if form == "torch":
@@ -109,48 +102,42 @@ def write_file(form: GraphForm, path: Path, job: ExportJob, tolerance: float, or
     batches = " and ".join(map(str, sizes))
     return [
         *(_shape_line("inputs", job.inputs), _shape_line("outputs", expected)),
-        *([f"batch: 1; {_fixed_batch(form)}"] if sizes == [1] else []),
+        *([f"batch: 1; {reason}"] if reason else []),
         f"{reader} and the original on {origin}, in batches of {batches}: largest difference {difference:.1e} (at most "
         f"{tolerance:.0e})",
     ]
 
 
-def _fixed_batch(form: GraphForm) -> str:
-    if form in FIXED_BATCH:
-        return f"{LIBRARIES[form].title} files take one sample"
-    return "torch cannot trace the model for any number of samples"
-
-
-def _use_contiguous_layout(module: ExportModule) -> None:
-    """Undo ``train.channels_last``: the graphs of small devices have layouts of their own."""
-    module.to(memory_format=torch.contiguous_format)
-    for part in module.modules():
-        if isinstance(part, Normalize):
-            part.channels_last = False
+def _trace_any_batch(job: ExportJob) -> tuple[ExportedProgram, str]:
+    """Trace a model for any number of samples; if torch cannot, for one, with the reason."""
+    try:
+        return trace(job.module, job.inputs, Dim("batch", min=1)), ""
+    except UserError:
+        program = trace(job.module, _first(job.inputs, 1), None)
+        return program, "torch cannot trace the model for any number of samples"
 
 
 def trace(module: ExportModule, inputs: Mapping[str, Tensor], batch: Dim | None) -> ExportedProgram:
-    """Trace a model with ``batch`` as its number of samples; None: one sample."""
+    """Trace a model with ``batch`` as its number of samples; None: that of the inputs."""
     shapes = {name: {0: batch} if batch else None for name in inputs}
-    given = dict(inputs) if batch else _first(inputs, 1)
-    return torch.export.export(module.eval(), (), given, dynamic_shapes=shapes)
+    return torch.export.export(module.eval(), (), dict(inputs), dynamic_shapes=shapes)
 
 
 def _write(
-    form: GraphForm, path: Path, program: ExportedProgram, job: ExportJob, about: Description, outputs: list[str]
+    form: Literal["onnx", "openvino", "torch"],
+    path: Path,
+    program: ExportedProgram,
+    about: Description,
+    outputs: list[str],
 ) -> None:
     """Write the graph with its description; ``outputs``: their names."""
     if form == "torch":
         text = json.dumps(about.metadata(), ensure_ascii=False, indent=1)
         torch.export.save(program, path, extra_files={DESCRIPTION: text})
-    elif form == "executorch":
-        write_executorch(path, program, _first(job.inputs, 1), outputs, about)
-    elif form == "litert":
-        write_litert(path, job.module, _first(job.inputs, 1), outputs, about)
-    else:
-        _write_onnx(onnx_source(form, path), program, about, outputs)
-        if form == "openvino":
-            write_openvino(onnx_source(form, path), path)
+        return
+    _write_onnx(onnx_source(form, path), program, about, outputs)
+    if form == "openvino":
+        write_openvino(onnx_source(form, path), path)
 
 
 def _write_onnx(path: Path, program: ExportedProgram, description: Description, outputs: list[str]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 from torch import Tensor
 
@@ -79,47 +79,52 @@ def measure_files(
         options: see :class:`Measured`.
         calibration: inputs for INT8.
     """
-    result = MeasuredFiles([measure_original(evaluations, job)], {}, [])
-    _measure("exported", exported, evaluations, job, options, result)
-    source = onnx_source(form, exported)
+    original, source = measure_original(evaluations, job), onnx_source(form, exported)
+    found = {"exported": _measure("exported", exported, evaluations, job, original, options.max_drop)}
     for name in options.precisions:
         assert form == "onnx" or form == "openvino"
         path = exported.with_name(f"{name}{exported.suffix}")
-        write_reduced(name, form, source, path, options.exclude, calibration)
-        if not _measure(name, path, evaluations, job, options, result):
-            del result.rows[-1], result.errors[-1]
-            patterns = [*options.exclude, *output_layers(source)]
+        for patterns in [options.exclude, [*options.exclude, *output_layers(source)]]:
             write_reduced(name, form, source, path, patterns, calibration)
-            if not _measure(name, path, evaluations, job, options, result):
-                result.errors[-1] += f"; keep layers in FP32 with --exclude: {', '.join(layer_names(source).values())}"
-    return result
+            found[name] = _measure(name, path, evaluations, job, original, options.max_drop)
+            if not found[name].error:
+                break
+    hint = "; keep layers in FP32 with --exclude: "
+    return MeasuredFiles(
+        [original, *(file.row for file in found.values())],
+        {name: file.path for name, file in found.items() if not file.error},
+        [
+            file.error if name == "exported" else f"{file.error}{hint}{', '.join(layer_names(source).values())}"
+            for name, file in found.items()
+            if file.error
+        ],
+    )
+
+
+class _MeasuredFile(NamedTuple):
+    """A file with its row of the table, and the message if its score drops by more than allowed."""
+
+    path: Path
+    row: Row
+    error: str
 
 
 def _measure(
-    name: str,
-    path: Path,
-    evaluations: Sequence[Evaluation],
-    job: ExportJob,
-    options: Measured,
-    result: MeasuredFiles,
-) -> bool:
-    """Evaluate a file and add it to the result; return whether its score drops by no more than allowed."""
+    name: str, path: Path, evaluations: Sequence[Evaluation], job: ExportJob, original: Row, max_drop: float | None
+) -> _MeasuredFile:
+    """Evaluate a file, and compare its scores with those of the original."""
     row = measure_file(name, path, evaluations, job)
-    result.rows.append(row)
-    allowed = MAX_DROP[name] if options.max_drop is None else options.max_drop
+    allowed = MAX_DROP[name] if max_drop is None else max_drop
     drops = [
         evaluation.sign * (before - after)
-        for evaluation, before, after in zip(evaluations, result.rows[0].scores, row.scores, strict=True)
+        for evaluation, before, after in zip(evaluations, original.scores, row.scores, strict=True)
     ]
     worst = drops.index(max(drops))
-    if drops[worst] <= allowed:
-        result.files[name] = path
-        return True
-    result.errors.append(
+    error = (
         f"{name}: {evaluations[worst].metric} is {row.scores[worst]:.4f}, {drops[worst]:.4f} worse than the original; "
         f"allowed is {allowed:g} (--max-drop)"
     )
-    return False
+    return _MeasuredFile(path, row, error if drops[worst] > allowed else "")
 
 
 def write_reduced(

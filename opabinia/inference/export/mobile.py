@@ -8,78 +8,81 @@ from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
+from typing import Literal
 
+import torch
 from torch import Tensor
-from torch.export import ExportedProgram
 
 from opabinia.config import ConfigError, Problem
 from opabinia.contracts import ExportModule
 from opabinia.inference.export.description import Description
 from opabinia.inference.export.runtimes import DESCRIPTION
+from opabinia.models.layers import Normalize
 
 
-def write_executorch(
-    path: Path, program: ExportedProgram, inputs: Mapping[str, Tensor], outputs: Sequence[str], about: Description
+def write_mobile(
+    form: Literal["executorch", "litert"],
+    path: Path,
+    module: ExportModule,
+    sample: Mapping[str, Tensor],
+    outputs: Sequence[str],
+    about: Description,
 ) -> None:
-    """Write a ``.pte``: what XNNPACK computes is delegated to it, the rest runs in ExecuTorch's own operators.
+    """Write a graph for one sample, with its description, which also gets the names of inputs and outputs: the formats
+    do not have them.
 
     Args:
-        path: the file.
-        program: the graph.
-        inputs: a sample.
-        outputs: names of the outputs.
-        about: written as the result of a second method, ``opabinia``.
-
-    Raises:
-        ConfigError: the graph has an operator that ExecuTorch lacks.
-    """
-    from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
-    from executorch.exir import to_edge_transform_and_lower
-
-    constants = {"opabinia": _metadata(inputs, outputs, about)}
-    try:
-        edge = to_edge_transform_and_lower(program, partitioner=[XnnpackPartitioner()], constant_methods=constants)
-        content = edge.to_executorch().buffer
-    except Exception as error:  # of many types, deep in the library
-        raise _unsupported("ExecuTorch", error) from error
-    path.write_bytes(content)
-
-
-def write_litert(
-    path: Path, module: ExportModule, inputs: Mapping[str, Tensor], outputs: Sequence[str], about: Description
-) -> None:
-    """Write a ``.tflite``, with the description in a zip archive at its end, where LiteRT's metadata are.
-
-    Args:
-        path: the file.
-        module: the function.
-        inputs: a sample.
+        form: format of the file.
+        path: path of the file.
+        module: the function; ``train.channels_last`` is undone in it, since these graphs have layouts of their own.
+        sample: inputs by name.
         outputs: names of the outputs.
         about: the description.
 
     Raises:
-        ConfigError: the graph has an operator that LiteRT lacks.
+        ConfigError: the graph has an operator that the format lacks.
     """
+    module.eval().to(memory_format=torch.contiguous_format)
+    for part in module.modules():
+        if isinstance(part, Normalize):
+            part.channels_last = False
+    shapes = json.dumps({name: list(value.shape) for name, value in sample.items()})
+    metadata = json.dumps({**about.metadata(), "inputs": shapes, "outputs": json.dumps(list(outputs))})
+    try:
+        _WRITERS[form](path, module, dict(sample), metadata)
+    except Exception as error:  # of many types, deep in the libraries
+        title = {"executorch": "ExecuTorch", "litert": "LiteRT"}[form]
+        message = f"{title} cannot take this model: {_first_cause(error)[:300]}"
+        hint = "--format onnx takes every task"
+        raise ConfigError(Problem("command line", "--format", message, allowed=hint)) from error
+
+
+def _write_executorch(path: Path, module: ExportModule, sample: dict[str, Tensor], metadata: str) -> None:
+    """Write a ``.pte``: what XNNPACK computes is delegated to it, the rest runs in ExecuTorch's own operators. A second
+    method, ``opabinia``, returns the metadata."""
+    from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+    from executorch.exir import to_edge_transform_and_lower
+
+    program, partitioner = torch.export.export(module, (), sample), [XnnpackPartitioner()]
+    edge = to_edge_transform_and_lower(program, partitioner=partitioner, constant_methods={"opabinia": metadata})
+    path.write_bytes(edge.to_executorch().buffer)
+
+
+def _write_litert(path: Path, module: ExportModule, sample: dict[str, Tensor], metadata: str) -> None:
+    """Write a ``.tflite``, with the metadata in a zip archive at its end, where those of TensorFlow Lite are."""
     import litert_torch
 
-    try:
-        with redirect_stdout(StringIO()):  # it prints its progress
-            litert_torch.convert(module.eval(), sample_kwargs=dict(inputs)).export(str(path))
-    except Exception as error:  # as above
-        raise _unsupported("LiteRT", error) from error
+    with redirect_stdout(StringIO()):  # it prints its progress
+        litert_torch.convert(module, sample_kwargs=sample).export(str(path))
     with zipfile.ZipFile(path, "a") as archive:
-        archive.writestr(DESCRIPTION, _metadata(inputs, outputs, about))
+        archive.writestr(DESCRIPTION, metadata)
 
 
-def _metadata(inputs: Mapping[str, Tensor], outputs: Sequence[str], about: Description) -> str:
-    """Return the metadata as JSON, with what these formats do not have: the names of inputs and outputs."""
-    shapes = json.dumps({name: list(value.shape) for name, value in inputs.items()})
-    return json.dumps({**about.metadata(), "inputs": shapes, "outputs": json.dumps(list(outputs))})
+_WRITERS = {"executorch": _write_executorch, "litert": _write_litert}
 
 
-def _unsupported(title: str, error: BaseException) -> ConfigError:
+def _first_cause(error: BaseException) -> str:
+    """Return the first line of the error that caused others."""
     while error.__cause__ is not None:
         error = error.__cause__
-    reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-    message = f"{title} cannot take this model: {reason[:300]}"
-    return ConfigError(Problem("command line", "--format", message, allowed="--format onnx takes every task"))
+    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -35,7 +35,7 @@ from opabinia.training.run_folder import build_parts, resolve
 from opabinia.training.samples import read_dataset_info
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # a key of dictionaries
 class CollectedRun:
     """The predictions of a run.
 
@@ -65,6 +65,14 @@ class CollectedRun:
                 missing.remove(name)
                 indices[name] = index
         return indices
+
+
+def find_samples(wanted: Iterable[tuple[str, CollectedRun]]) -> dict[str, int]:
+    """Return the index of each sample, given by its id, in the source of its run; runs have no sample in common."""
+    by_run: dict[CollectedRun, set[str]] = {}
+    for name, run in wanted:
+        by_run.setdefault(run, set()).add(name)
+    return {name: index for run, names in by_run.items() for name, index in run.indices(names).items()}
 
 
 def collect(model: RunModel, split: str | None) -> CollectedRun:

@@ -13,7 +13,7 @@ from opabinia.contracts import Sample, Source
 from opabinia.evaluation.label_errors.suspects import Suspect
 from opabinia.inference.annotation_files.drafts import Draft, from_ground_truth, image_name, mark_suspects
 from opabinia.inference.annotation_files.write import Tool, write_drafts
-from opabinia.inference.label_errors.collect import CollectedRun
+from opabinia.inference.label_errors.collect import CollectedRun, find_samples
 from opabinia.inference.label_errors.page import Located
 from opabinia.visualization.drawing import to_pil
 
@@ -45,14 +45,12 @@ def export_suspects(suspects: Sequence[Located], out: Path, tool: Tool) -> int:
 
 
 def _drafts(suspects: Sequence[Located]) -> Iterator[tuple[Draft, Path | Image]]:
-    by_run: dict[int, tuple[CollectedRun, set[str]]] = {}
     by_sample: dict[str, tuple[CollectedRun, list[Suspect]]] = {}
     for suspect, run in suspects:
         by_sample.setdefault(suspect.id, (run, []))[1].append(suspect)
-        by_run.setdefault(id(run), (run, set()))[1].add(suspect.id)
-    indices = {key: run.indices(names) for key, (run, names) in by_run.items()}
+    indices = find_samples((name, run) for name, (run, _) in by_sample.items())
     for name, (run, of_sample) in by_sample.items():
-        index = indices[id(run)][name]
+        index = indices[name]
         try:
             sample = run.source[index]
         except (OSError, ValueError):

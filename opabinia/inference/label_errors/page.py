@@ -11,7 +11,7 @@ from torchvision.transforms.v2.functional import resize
 
 from opabinia.contracts import Sample
 from opabinia.evaluation.label_errors.suspects import Suspect
-from opabinia.inference.label_errors.collect import CollectedRun
+from opabinia.inference.label_errors.collect import CollectedRun, find_samples
 from opabinia.inference.sample_page import MAX_IMAGES, MAX_ROWS, render_sample_page
 from opabinia.visualization.drawing import DrawnObject, draw_objects, to_pil
 from opabinia.visualization.report.blocks import Gallery, ImageRow, ReportImage, Section, Table
@@ -72,15 +72,11 @@ def _first_of(shown: int, total: int) -> str:
 
 def _images(suspects: Sequence[Located]) -> list[Image.Image | None]:
     """Return the image of each suspect; None if it can no longer be read."""
-    wanted: dict[int, set[str]] = {}
-    runs = {id(run): run for _, run in suspects}
-    for suspect, run in suspects:
-        wanted.setdefault(id(run), set()).add(suspect.id)
-    indices = {key: run.indices(wanted[key]) for key, run in runs.items()}
+    indices = find_samples((suspect.id, run) for suspect, run in suspects)
     images: list[Image.Image | None] = []
     for suspect, run in suspects:
         try:
-            images.append(_draw(suspect, run.source[indices[id(run)][suspect.id]]))
+            images.append(_draw(suspect, run.source[indices[suspect.id]]))
         except (OSError, ValueError, KeyError):
             images.append(None)
     return images

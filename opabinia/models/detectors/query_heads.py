@@ -43,7 +43,7 @@ class QueryHead(nn.Module):
     """Base class of heads on queries. A new head is a subclass and a key of the detectors that have it.
 
     Attributes:
-        label_keys: keys of a sample without which it learns nothing, beside ``boxes``.
+        label_keys: keys of a sample that it needs in addition to ``boxes``.
     """
 
     label_keys: tuple[str, ...]

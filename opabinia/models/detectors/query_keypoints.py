@@ -10,13 +10,10 @@ from torch import Tensor, nn
 
 from opabinia.config import register
 from opabinia.contracts import Detections, NonNegative, Positive, Target
-from opabinia.contracts.keypoints import COCO_SIGMAS
+from opabinia.contracts.keypoints import COCO_SIGMAS, OTHER_SIGMA
 from opabinia.models.detectors.query_heads import MatchedObjects, Queries, QueryHead
 from opabinia.models.losses.keypoints import keypoint_losses, keypoint_similarity
 from opabinia.runtime.device import move_tensor
-
-_SIGMA = 0.05
-"""For keypoints other than COCO's: between its eyes and hips."""
 
 
 @register.section(name="query_keypoints")
@@ -60,7 +57,7 @@ class QueryKeypointHead(QueryHead):
     def __init__(self, names: Sequence[str], width: int, options: QueryKeypointOptions) -> None:
         super().__init__()
         self.options = options
-        default = COCO_SIGMAS.values() if tuple(names) == tuple(COCO_SIGMAS) else [_SIGMA] * len(names)
+        default = COCO_SIGMAS.values() if tuple(names) == tuple(COCO_SIGMAS) else [OTHER_SIGMA] * len(names)
         self._sigmas = tuple(default) if options.sigmas is None else options.sigmas
         if len(self._sigmas) != len(names):
             raise ValueError(

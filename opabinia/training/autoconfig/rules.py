@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar
 
+from opabinia.contracts.keypoints import OTHER_SIGMA
 from opabinia.data.layouts.layout import TaskName
 from opabinia.data.profile import DatasetProfile
 from opabinia.evaluation.detection.coco import COCO_KEYPOINTS
@@ -382,7 +383,7 @@ def keypoint_scores(profile: DatasetProfile) -> Value | None:
     """Keypoints other than COCO's 17 of people all count as right within the same distance."""
     if profile.keypoints == COCO_KEYPOINTS:
         return None
-    sigmas = [0.05] * len(profile.keypoints)
+    sigmas = [OTHER_SIGMA] * len(profile.keypoints)
     reason = "how exactly each can be annotated is unknown: between COCO's eyes and hips"
     return Value({"name": "coco", "sigmas": sigmas}, reason)
 
