@@ -27,9 +27,11 @@ from torchvision.transforms import v2
 from opabinia.contracts import Batch, DatasetInfo, GlobalBatch, Sample, Source, SourceInfo, Transform
 from opabinia.data.batch_mixing import mixup
 from opabinia.data.device_transforms.apply import DeviceTransforms, recording_reader
-from opabinia.data.loader import BatchReader, Loader, Request, training_requests
+from opabinia.data.loader import Loader
+from opabinia.data.reading import BatchReader
 from opabinia.data.sampling.batches import ConstantPlan
 from opabinia.data.sampling.epoch_order import EpochSampler
+from opabinia.data.sampling.requests import Request, training_requests
 from opabinia.data.transforms.augment import RandomErase, RandomGaussianBlur
 from opabinia.data.transforms.crops import RandomResizedCrop
 from opabinia.data.transforms.instances import RandomHorizontalFlip

@@ -46,7 +46,9 @@ from opabinia.contracts import (
     Source,
     SourceInfo,
 )
-from opabinia.data.loader import BatchReader, Loader, evaluation_requests
+from opabinia.data.loader import Loader
+from opabinia.data.reading import BatchReader
+from opabinia.data.sampling.requests import evaluation_requests
 from opabinia.engine.loop.evaluate import ValidationSet, evaluate
 from opabinia.evaluation.classification.topk import TopK
 from opabinia.evaluation.classification.video import PerVideo

@@ -70,7 +70,9 @@ def make_run(root: Path) -> Path:
 def by_hand(run: Path) -> None:
     """Extract features in a plain script, which discards them."""
     from opabinia import load
-    from opabinia.data.loader import BatchReader, Loader, evaluation_requests
+    from opabinia.data.loader import Loader
+    from opabinia.data.reading import BatchReader
+    from opabinia.data.sampling.requests import evaluation_requests
     from opabinia.data.sources import ImageFolder
 
     predictor = load(run)

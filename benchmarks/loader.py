@@ -42,9 +42,11 @@ from torchvision.transforms import v2
 
 from opabinia.contracts import Source
 from opabinia.data.decoding.cache import with_cache as cached
-from opabinia.data.loader import BatchReader, Loader, training_requests
+from opabinia.data.loader import Loader
+from opabinia.data.reading import BatchReader
 from opabinia.data.sampling.batches import ConstantPlan
 from opabinia.data.sampling.epoch_order import epoch_order
+from opabinia.data.sampling.requests import training_requests
 from opabinia.data.sources.file_names import FileNames
 from opabinia.data.sources.folder import ImageFolder
 from opabinia.data.transforms.crops import RandomResizedCrop

@@ -28,9 +28,11 @@ from PIL import Image
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from opabinia.contracts import Source, Transform
-from opabinia.data.loader import BatchReader, Loader, training_requests
+from opabinia.data.loader import Loader
+from opabinia.data.reading import BatchReader
 from opabinia.data.sampling.batches import ConstantPlan
 from opabinia.data.sampling.epoch_order import epoch_order
+from opabinia.data.sampling.requests import training_requests
 from opabinia.data.sources.coco import coco
 from opabinia.data.sources.folder import ImageFolder
 from opabinia.data.sources.shards import Shards

@@ -29,9 +29,11 @@ from PIL import Image
 
 from opabinia.contracts import Clock, Sample, Sampler, Source, SourceInfo
 from opabinia.data.decoding.images import EncodedImage, decode_sample
-from opabinia.data.loader import BatchReader, Loader, training_requests
+from opabinia.data.loader import Loader
+from opabinia.data.reading import BatchReader
 from opabinia.data.sampling.batches import ConstantPlan, evaluation_batches
 from opabinia.data.sampling.epoch_order import EpochSampler
+from opabinia.data.sampling.requests import training_requests
 from opabinia.data.sampling.shard_order import shard_shuffle
 from opabinia.data.sources import Shards
 from opabinia.data.transforms.crops import RandomResizedCrop

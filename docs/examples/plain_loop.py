@@ -13,9 +13,11 @@ import torch
 from torchvision.transforms import v2
 
 from opabinia.contracts import Clock, DatasetInfo
-from opabinia.data.loader import BatchReader, Loader, evaluation_requests, training_requests
+from opabinia.data.loader import Loader
+from opabinia.data.reading import BatchReader
 from opabinia.data.sampling.batches import ConstantPlan
 from opabinia.data.sampling.epoch_order import EpochSampler
+from opabinia.data.sampling.requests import evaluation_requests, training_requests
 from opabinia.data.sources import Digits
 from opabinia.engine.loop.step import total_loss
 from opabinia.models.backbones.timm import timm

@@ -17,7 +17,9 @@ from torch import Tensor
 
 import opabinia
 from opabinia.contracts import Batch, DatasetInfo, Source, Task
-from opabinia.data.loader import BatchReader, Loader, evaluation_requests
+from opabinia.data.loader import Loader
+from opabinia.data.reading import BatchReader
+from opabinia.data.sampling.requests import evaluation_requests
 from opabinia.evaluation.representation.knn import Knn
 from opabinia.evaluation.representation.linear_probe import LinearProbe
 from opabinia.training.run_folder import build_parts, resolve

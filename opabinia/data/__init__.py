@@ -7,7 +7,5 @@ number of workers, and with resuming or another number of processes each step st
 from opabinia.contracts import Stream as Stream
 from opabinia.contracts import TrainingStream as TrainingStream
 from opabinia.contracts import ValidationStream as ValidationStream
-from opabinia.data.loader import DataError as DataError
-from opabinia.data.loader import Loader as Loader
 from opabinia.data.sample_keys import register_sample_key as register_sample_key
 from opabinia.data.settings import Data as Data

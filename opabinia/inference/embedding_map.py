@@ -20,7 +20,7 @@ from typing_extensions import TypedDict
 
 from opabinia.config import ConfigError, Problem
 from opabinia.contracts import Source
-from opabinia.data.loader import DataError
+from opabinia.data.errors import DataError
 from opabinia.evaluation.retrieval.whitening import whitening
 from opabinia.inference.extract import ABOUT, extract
 from opabinia.inference.feature_files import load_array

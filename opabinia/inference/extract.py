@@ -24,9 +24,12 @@ from opabinia.config.build import errors_at
 from opabinia.config.errors import listing
 from opabinia.contracts import EMBEDDING, Batch, Sample
 from opabinia.data.decoding.cache import with_cache
-from opabinia.data.loader import BatchReader, DataError, Loader, Request
+from opabinia.data.errors import DataError
+from opabinia.data.loader import Loader
+from opabinia.data.reading import BatchReader
 from opabinia.data.sample_keys import object_keys
 from opabinia.data.sampling.batches import evaluation_batches
+from opabinia.data.sampling.requests import Request
 from opabinia.engine.loop.prefetch import PrefetchedBatch, lookahead, prefetch, to_host, with_bar
 from opabinia.inference.feature_files import IDS, FeatureRows, NpyFiles, Parquet, read_rows
 from opabinia.inference.layer_names import LayerFeatures

@@ -11,7 +11,7 @@ from opabinia.config import ConfigError, Problem
 from opabinia.contracts import Sample
 from opabinia.data.decoding.images import EXTENSIONS
 from opabinia.data.decoding.values import ARRAY_EXTENSIONS
-from opabinia.data.loader import DataError
+from opabinia.data.errors import DataError
 from opabinia.inference.predictor import Predictor
 from opabinia.runtime.addresses import is_live, public_name
 from opabinia.runtime.files import disk_errors, write_atomic

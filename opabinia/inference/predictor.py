@@ -33,7 +33,7 @@ from opabinia.contracts import (
 from opabinia.data.collate import collate
 from opabinia.data.decoding.images import from_pil, read_image
 from opabinia.data.decoding.values import scale_values
-from opabinia.data.loader import DataError
+from opabinia.data.errors import DataError
 from opabinia.engine.loop.prefetch import to_device
 from opabinia.runtime.device import autocast
 from opabinia.runtime.seeds import preserve_generators

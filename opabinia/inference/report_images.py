@@ -15,7 +15,7 @@ from opabinia.config import ConfigError, Resolved
 from opabinia.config.datasets import validation_sets
 from opabinia.contracts import DataMismatch, Source
 from opabinia.data.check import count_per_class
-from opabinia.data.loader import DataError
+from opabinia.data.errors import DataError
 from opabinia.inference.load import RunModel
 from opabinia.inference.report_galleries import (
     THUMBNAIL,

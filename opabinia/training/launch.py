@@ -16,7 +16,7 @@ from opabinia.config.datasets import validation_sets, with_sets
 from opabinia.config.errors import listing
 from opabinia.config.paths import check_not_overwritten, check_resumable, check_run_name, member_runs
 from opabinia.config.text import describe_source
-from opabinia.data.loader import DataError
+from opabinia.data.errors import DataError
 from opabinia.engine.checkpointing.checkpoint import BadCheckpoint, Snapshot, WeightsMismatch, read_checkpoint
 from opabinia.engine.checkpointing.manager import list_checkpoints, load_latest_checkpoint, read_pointer, step_of
 from opabinia.engine.checkpointing.sharded import ranks_elsewhere

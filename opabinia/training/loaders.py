@@ -18,9 +18,11 @@ from opabinia.contracts import UNLABELED, Batch, DatasetInfo, GlobalBatch, Plan,
 from opabinia.data import Data, TrainingStream
 from opabinia.data.decoding.cache import with_cache
 from opabinia.data.device_transforms.apply import DeviceTransforms, describe_split, recording_reader
-from opabinia.data.loader import BatchReader, Loader, Requests, training_requests
+from opabinia.data.loader import Loader
+from opabinia.data.reading import BatchReader
 from opabinia.data.sampling.batches import ConstantPlan, StagedPlan
 from opabinia.data.sampling.epoch_order import EpochSampler
+from opabinia.data.sampling.requests import Requests, training_requests
 from opabinia.data.sources.file_names import short_digest
 from opabinia.data.streams import SINGLE
 from opabinia.data.streams.batches import JointReader, join_batches, joint_requests

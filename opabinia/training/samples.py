@@ -21,7 +21,9 @@ from opabinia.contracts import (
     channel_count,
 )
 from opabinia.data import Stream, TrainingStream, ValidationStream
-from opabinia.data.loader import BatchReader, DataError, Request
+from opabinia.data.errors import DataError
+from opabinia.data.reading import BatchReader
+from opabinia.data.sampling.requests import Request
 from opabinia.data.transforms.channels import check_transforms
 from opabinia.runtime.log import log
 from opabinia.runtime.text import plural

@@ -15,7 +15,9 @@ from opabinia.config.errors import listing, nearest
 from opabinia.contracts import DatasetInfo, Evaluator, Task
 from opabinia.data import Data, TrainingStream
 from opabinia.data.decoding.cache import with_cache
-from opabinia.data.loader import BatchReader, Loader, evaluation_requests
+from opabinia.data.loader import Loader
+from opabinia.data.reading import BatchReader
+from opabinia.data.sampling.requests import evaluation_requests
 from opabinia.data.streams import SINGLE
 from opabinia.engine.hooks.save_best import SaveBest
 from opabinia.engine.loop.evaluate import ValidationSet, evaluation_mode, requested_layers

@@ -13,7 +13,9 @@ import torch
 
 from opabinia.contracts import Sample, Source, SourceInfo
 from opabinia.data.batch_memory import BatchMemory, _memories
-from opabinia.data.loader import BatchReader, Loader, evaluation_requests
+from opabinia.data.loader import Loader
+from opabinia.data.reading import BatchReader
+from opabinia.data.sampling.requests import evaluation_requests
 
 
 @pytest.fixture

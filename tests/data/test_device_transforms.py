@@ -19,9 +19,12 @@ from opabinia.data.device_transforms.apply import DeviceTransforms, describe_spl
 from opabinia.data.device_transforms.batch_ops import BATCH_OPS, apply_ops, group_ops
 from opabinia.data.device_transforms.recorded import RECORDED_OPS, RecordedImage
 from opabinia.data.device_transforms.split import is_batchable, split_transforms, with_recording
-from opabinia.data.loader import BatchReader, DataError, Loader, evaluation_requests, training_requests
+from opabinia.data.errors import DataError
+from opabinia.data.loader import Loader
+from opabinia.data.reading import BatchReader
 from opabinia.data.sampling.batches import ConstantPlan
 from opabinia.data.sampling.epoch_order import epoch_order
+from opabinia.data.sampling.requests import evaluation_requests, training_requests
 from opabinia.data.transforms.augment import RandomErase, RandomGaussianBlur, lighting
 from opabinia.data.transforms.crops import RandomResizedCrop
 from opabinia.data.transforms.instances import DropEmptyObjects, RandomHorizontalFlip

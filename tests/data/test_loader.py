@@ -23,19 +23,15 @@ from torchvision.transforms import v2
 
 from opabinia.contracts import Batch, DatasetInfo, GlobalBatch, Sample, Source, SourceInfo
 from opabinia.contracts import Loader as LoaderContract
-from opabinia.data import loader as loader_module
+from opabinia.data import workers as worker_processes
 from opabinia.data.batch_mixing import mixup
-from opabinia.data.loader import (
-    BatchReader,
-    DataError,
-    LoadedBatch,
-    Loader,
-    _receive,
-    evaluation_requests,
-    training_requests,
-)
+from opabinia.data.errors import DataError
+from opabinia.data.loader import Loader
+from opabinia.data.reading import BatchReader, LoadedBatch
 from opabinia.data.sampling.batches import ConstantPlan
 from opabinia.data.sampling.epoch_order import epoch_order
+from opabinia.data.sampling.requests import evaluation_requests, training_requests
+from opabinia.data.workers import _receive
 from opabinia.runtime.durations import Duration
 from tests.faults.programs import Server, all_gone, is_alive
 
@@ -351,14 +347,14 @@ def test_workers_are_forked_whatever_the_default() -> None:
 @pytest.mark.slow
 def test_spawned_workers_read_the_same_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on macOS."""
-    monkeypatch.setattr(loader_module, "_START_METHOD", "spawn")
+    monkeypatch.setattr(worker_processes, "_START_METHOD", "spawn")
     reader, requests = BatchReader(Numbers(8), (v2.RandomCrop(6),), seed=1), evaluation_requests(8, 4, 0, 1)
     assert_same(read(Loader(reader, requests, num_workers=1)), read(Loader(reader, requests)))
 
 
 @pytest.mark.filterwarnings("ignore:Got pickle error")
 def test_readers_that_cannot_be_spawned_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loader_module, "_START_METHOD", "spawn")
+    monkeypatch.setattr(worker_processes, "_START_METHOD", "spawn")
     loader = make_loader(workers=1, transforms=(lambda sample: sample,))
     for _ in range(2):
         with pytest.raises(DataError, match=r"cannot be sent to a loader worker: .*lambda.*; set data.num_workers=0"):
@@ -424,7 +420,9 @@ PROGRAM = """
     import os, signal, sys, time
     import torch
     from opabinia.contracts import Source, SourceInfo
-    from opabinia.data.loader import BatchReader, Loader, evaluation_requests
+    from opabinia.data.loader import Loader
+    from opabinia.data.reading import BatchReader
+    from opabinia.data.sampling.requests import evaluation_requests
 
     class Slow(Source):
         info = SourceInfo(channels=1)

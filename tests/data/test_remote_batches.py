@@ -12,8 +12,9 @@ import pytest
 from PIL import Image
 
 from opabinia.contracts import GlobalBatch, Source
-from opabinia.data import loader
-from opabinia.data.loader import BatchReader, Request
+from opabinia.data import reading
+from opabinia.data.reading import BatchReader
+from opabinia.data.sampling.requests import Request
 from opabinia.data.sources.coco import coco
 from opabinia.data.sources.coco_panoptic import coco_panoptic
 from opabinia.data.sources.concat import Concat
@@ -76,7 +77,7 @@ def test_files_of_a_batch_are_fetched_in_one_call(tmp_path: Path, monkeypatch: p
         calls.append({str(Path(file.decode()).relative_to(root)) for file in files})
         local_copies.fetch_all(files)
 
-    monkeypatch.setattr(loader, "fetch_all", fetch_all)
+    monkeypatch.setattr(reading, "fetch_all", fetch_all)
     indices = np.array([0, 2])
     for name, source in sources(root).items():
         for file in root.rglob("*.png"):

@@ -8,10 +8,13 @@ import pytest
 import torch
 
 from opabinia.contracts import Batch, DatasetInfo, GlobalBatch, RunSpec, Sample, Source, SourceInfo
-from opabinia.data.loader import BatchReader, DataError, Loader, Request, evaluation_requests, training_requests
+from opabinia.data.errors import DataError
+from opabinia.data.loader import Loader
+from opabinia.data.reading import BatchReader
 from opabinia.data.sampling.batch_shapes import progressive, progressive_size
 from opabinia.data.sampling.batches import ConstantPlan, StagedPlan
 from opabinia.data.sampling.epoch_order import epoch_order
+from opabinia.data.sampling.requests import Request, evaluation_requests, training_requests
 from opabinia.runtime.durations import Duration
 
 N = 40

@@ -12,7 +12,9 @@ from torch import Tensor
 from torch.distributed import distributed_c10d
 
 from opabinia.contracts import Batch, DataMismatch, DatasetInfo, Evaluator, Predictions
-from opabinia.data.loader import BatchReader, Loader, evaluation_requests
+from opabinia.data.loader import Loader
+from opabinia.data.reading import BatchReader
+from opabinia.data.sampling.requests import evaluation_requests
 from opabinia.engine.loop.evaluate import ValidationSet, evaluate
 from opabinia.evaluation.classification.topk import TopK
 from opabinia.evaluation.representation.knn import Knn

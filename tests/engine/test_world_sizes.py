@@ -17,9 +17,9 @@ import pytest
 import torch
 
 from opabinia.contracts import GlobalBatch
-from opabinia.data.loader import evaluation_requests, training_requests
 from opabinia.data.sampling.batches import ConstantPlan
 from opabinia.data.sampling.epoch_order import EpochSampler
+from opabinia.data.sampling.requests import evaluation_requests, training_requests
 from opabinia.runtime.durations import Duration
 from tests.faults.programs import Server
 

@@ -110,4 +110,4 @@ def killed_while_workers_start() -> None:
         while os.getppid() == main:
             time.sleep(0.001)
 
-    around("opabinia.data.loader", "_init_worker", before=before)
+    around("opabinia.data.workers", "_init_worker", before=before)

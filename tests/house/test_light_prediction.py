@@ -7,7 +7,7 @@ from pathlib import Path
 
 RUN = Path(__file__).resolve().parents[1] / "compat" / "v0.1" / "classification" / "run"
 IMAGE = next((RUN.parents[1] / "inputs").rglob("*.png"))
-MAX_MODULES = 137
+MAX_MODULES = 133
 
 PROGRAM = f"""
 import json, sys, warnings

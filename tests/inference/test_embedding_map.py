@@ -17,7 +17,7 @@ from PIL import Image
 
 from opabinia.config import ConfigError, dump
 from opabinia.contracts import DataMismatch, Sample
-from opabinia.data.loader import DataError
+from opabinia.data.errors import DataError
 from opabinia.data.sources import Digits
 from opabinia.inference.embedding_map import (
     EmbeddingSet,

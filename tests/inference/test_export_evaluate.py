@@ -18,7 +18,7 @@ import opabinia
 from opabinia.cli.tables import print_export_benchmark
 from opabinia.config import ConfigError, Problem
 from opabinia.contracts import ExportModule
-from opabinia.data.loader import DataError
+from opabinia.data.errors import DataError
 from opabinia.data.sources import Digits
 from opabinia.inference.export import Measured, evaluate, export, predict_script, samples, speed
 from opabinia.inference.export.benchmark import benchmark_export

@@ -13,7 +13,7 @@ from PIL import Image
 
 from opabinia.config import ConfigError
 from opabinia.data.decoding import images as decode
-from opabinia.data.loader import DataError
+from opabinia.data.errors import DataError
 from opabinia.data.sources import Digits
 from opabinia.inference import extract as extracting
 from opabinia.inference.layer_names import LayerFeatures

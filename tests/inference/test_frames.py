@@ -22,7 +22,7 @@ import opabinia
 from opabinia.config import ConfigError
 from opabinia.data.decoding.sequential import is_video, read_frames
 from opabinia.data.decoding.video import VideoFile
-from opabinia.data.loader import DataError
+from opabinia.data.errors import DataError
 from opabinia.inference import frames as frames_module
 from opabinia.inference.frames import predict_frames
 from opabinia.inference.input_files import find_files

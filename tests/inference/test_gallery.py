@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from opabinia.config import ConfigError
 from opabinia.contracts import Batch, DatasetInfo, Predictions, Presenter, Task
-from opabinia.data.loader import DataError
+from opabinia.data.errors import DataError
 from opabinia.data.sources import Digits
 from opabinia.evaluation.retrieval.distances import nearest
 from opabinia.evaluation.retrieval.rerank import k_reciprocal

@@ -15,7 +15,7 @@ import opabinia
 from opabinia.config import ConfigError
 from opabinia.contracts import DatasetInfo, Task
 from opabinia.data.decoding.images import read_image
-from opabinia.data.loader import DataError
+from opabinia.data.errors import DataError
 from opabinia.data.sources import Digits
 from opabinia.inference.predict import predict
 from opabinia.inference.predictor import Predictor, image_from

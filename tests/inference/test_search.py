@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 from opabinia.config import ConfigError
-from opabinia.data.loader import DataError
+from opabinia.data.errors import DataError
 from opabinia.data.sources import Digits
 from opabinia.inference.load import RunModel
 from opabinia.inference.predictor import Predictor

@@ -9,7 +9,7 @@ import pytest
 
 import opabinia
 from opabinia.config import ConfigError
-from opabinia.data.loader import DataError
+from opabinia.data.errors import DataError
 from opabinia.data.transforms.frame_sampling import Clip
 from opabinia.inference.windows import clip_seconds, predict_windows, window_times
 from tests.data.videos import write

@@ -15,7 +15,7 @@ from torchvision.transforms.v2 import RandomHorizontalFlip
 from opabinia.config import ConfigError
 from opabinia.contracts import Backbone, DatasetInfo, Hook
 from opabinia.data import Data, Stream
-from opabinia.data.loader import DataError
+from opabinia.data.errors import DataError
 from opabinia.data.sources import segmentation_folder
 from opabinia.runtime.durations import Duration
 from opabinia.tasks.video import Video

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from opabinia.data import Data, Stream
-from opabinia.data.loader import BatchReader
+from opabinia.data.reading import BatchReader
 from opabinia.data.sources import Digits
 from opabinia.engine.loop.evaluate import evaluation_mode
 from opabinia.training import validation

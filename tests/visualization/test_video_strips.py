@@ -16,7 +16,7 @@ from opabinia.config import ConfigError
 from opabinia.contracts import Video
 from opabinia.data.decoding.image_sequences import VideoInMemory
 from opabinia.data.decoding.video import VideoFile
-from opabinia.data.loader import DataError
+from opabinia.data.errors import DataError
 from opabinia.inference.compare import compare
 from opabinia.inference.embedding_map import draw_map
 from opabinia.inference.extract import extract

@@ -10,7 +10,8 @@ from opabinia.contracts import Batch, GlobalBatch, Mix, Transform
 from opabinia.data.device_transforms.batch_ops import BATCH_OPS, apply_ops, group_ops
 from opabinia.data.device_transforms.recorded import RECORDED_OPS
 from opabinia.data.device_transforms.split import split_transforms, with_recording
-from opabinia.data.loader import BatchReader, part_name
+from opabinia.data.errors import part_name
+from opabinia.data.reading import BatchReader
 from opabinia.data.transforms.views import Views
 from opabinia.runtime.seeds import preserve_generators
 

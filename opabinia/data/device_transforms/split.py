@@ -12,7 +12,7 @@ from torchvision.transforms import v2
 
 from opabinia.contracts import Sample, Transform
 from opabinia.data.device_transforms.recorded import RECORDED_OPS, RecordedImage
-from opabinia.data.loader import part_name
+from opabinia.data.errors import part_name
 from opabinia.data.transforms.augment import RandomErase, RandomGaussianBlur, lighting
 from opabinia.data.transforms.instances import DropEmptyObjects
 from opabinia.data.transforms.patch_masks import block_patch_mask, random_patch_mask

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 from torch.utils.data import Dataset
 
 from opabinia.contracts import Batch, GlobalBatch, Plan
-from opabinia.data.loader import BatchReader, LoadedBatch, Request, Requests
+from opabinia.data.reading import BatchReader, LoadedBatch
+from opabinia.data.sampling.requests import Request, Requests
 from opabinia.data.streams import SINGLE
 from opabinia.data.streams.order import StreamCycle
 
@@ -66,7 +67,7 @@ def join_batches(
 
 @dataclass(frozen=True)
 class JointReader(Dataset[Any]):
-    """Read the batch of a request from the readers of its streams; see :class:`opabinia.data.loader.BatchReader`.
+    """Read the batch of a request from the readers of its streams; see :class:`opabinia.data.reading.BatchReader`.
 
     Attributes:
         readers: of the streams.

@@ -25,7 +25,7 @@ from opabinia.contracts import (
     Presenter,
     Task,
 )
-from opabinia.data.loader import DataError
+from opabinia.data.errors import DataError
 from opabinia.inference.export.runtimes import open_runtime
 from opabinia.inference.predictor import Predictor
 from opabinia.tasks.detections_base import scale_to_original, stack_detections

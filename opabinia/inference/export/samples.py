@@ -12,7 +12,9 @@ from torch import Tensor
 from opabinia.config import ConfigError, Problem, Resolved
 from opabinia.contracts import ExportModule, GlobalBatch, Sample, are_8bit_images, channel_count
 from opabinia.data import ValidationStream
-from opabinia.data.loader import BatchReader, DataError, Request
+from opabinia.data.errors import DataError
+from opabinia.data.reading import BatchReader
+from opabinia.data.sampling.requests import Request
 from opabinia.inference.predictor import Predictor
 from opabinia.inference.splits import TRAIN, select_split, sets_for
 from opabinia.runtime.text import plural

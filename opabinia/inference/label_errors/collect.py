@@ -13,7 +13,9 @@ from opabinia.config import ConfigError, Problem, Resolved
 from opabinia.config.build import errors_at
 from opabinia.config.datasets import validation_sets
 from opabinia.contracts import EMBEDDING, IGNORE_LABEL, Batch, Predictions, Source, Task
-from opabinia.data.loader import BatchReader, Loader, evaluation_requests
+from opabinia.data.loader import Loader
+from opabinia.data.reading import BatchReader
+from opabinia.data.sampling.requests import evaluation_requests
 from opabinia.engine.loop.layer_outputs import predict_with_layers
 from opabinia.engine.loop.prefetch import prefetch, to_host, with_bar
 from opabinia.evaluation.label_errors.classification import ClassificationCheck

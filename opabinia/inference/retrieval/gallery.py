@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from opabinia.data.loader import DataError
+from opabinia.data.errors import DataError
 from opabinia.evaluation.retrieval.rerank import k_reciprocal
 from opabinia.inference.input_files import InputBatch, read_batches
 from opabinia.inference.predictor import Predictor

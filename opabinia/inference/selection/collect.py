@@ -17,7 +17,7 @@ from opabinia.config.datasets import subtasks
 from opabinia.config.errors import listing
 from opabinia.contracts import EMBEDDING, Predictions, Source
 from opabinia.data.check.image_hash import ImageHash, compute_hash, connect, find_near_pairs
-from opabinia.data.loader import DataError
+from opabinia.data.errors import DataError
 from opabinia.evaluation.selection.batches import Floats, Ints, unit_rows
 from opabinia.evaluation.selection.uncertainty import Measure
 from opabinia.inference.extract import FEATURES, extract

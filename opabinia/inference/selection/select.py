@@ -15,7 +15,7 @@ from PIL.Image import Image
 
 from opabinia.config import ConfigError, Problem
 from opabinia.contracts import Sample, Source
-from opabinia.data.loader import DataError
+from opabinia.data.errors import DataError
 from opabinia.evaluation.selection.batches import (
     Chosen,
     Floats,

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from opabinia.contracts import DataMismatch, FrameTracks, Sample, Source
 from opabinia.contracts.tracking import FrameDetections, Role, TrackGroundTruth
-from opabinia.data.loader import DataError
+from opabinia.data.errors import DataError
 from opabinia.evaluation.tracking.frames import join_frames
 from opabinia.inference.tracking.pipeline import Pipeline, gray_image
 from opabinia.models.trackers.camera import Camera

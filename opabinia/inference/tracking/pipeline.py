@@ -20,7 +20,7 @@ from opabinia.config import ConfigError, Problem
 from opabinia.contracts import Channels, FrameChannels, frame_channels
 from opabinia.contracts.tracking import FrameDetections, TrackerState
 from opabinia.data.decoding.sequential import TimedFrame
-from opabinia.data.loader import DataError
+from opabinia.data.errors import DataError
 from opabinia.inference.predictor import ImageInput, Predictor, image_from
 from opabinia.inference.tracking.arrays import MAX_CROPS, crop_corners, tracked_rows
 from opabinia.models.trackers.camera import Camera

@@ -21,9 +21,11 @@ from torchvision.transforms import v2
 
 from opabinia.contracts import Batch, Source, Transform
 from opabinia.data.decoding.cache import CachedSource, PixelFile, decode_shrunk, disk_file, with_cache
-from opabinia.data.loader import BatchReader, Loader, training_requests
+from opabinia.data.loader import Loader
+from opabinia.data.reading import BatchReader
 from opabinia.data.sampling.batches import ConstantPlan
 from opabinia.data.sampling.epoch_order import epoch_order
+from opabinia.data.sampling.requests import training_requests
 from opabinia.data.sources.concat import Concat
 from opabinia.data.sources.folder import ImageFolder, Images
 from opabinia.data.sources.synthetic import Synthetic

@@ -16,7 +16,8 @@ from torchvision.transforms.v2 import functional as F
 
 from opabinia.contracts import GlobalBatch, Sample
 from opabinia.data.decoding.images import Box, EncodedImage, decode_sample
-from opabinia.data.loader import BatchReader, Request
+from opabinia.data.reading import BatchReader
+from opabinia.data.sampling.requests import Request
 from opabinia.data.sources.folder import ImageFolder
 from opabinia.data.transforms.crops import RandomResizedCrop, Resize
 from opabinia.data.transforms.instances import DropEmptyObjects

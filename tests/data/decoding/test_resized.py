@@ -14,7 +14,10 @@ from opabinia.data.collate import collate
 from opabinia.data.decoding.cache import CachedSource, with_cache
 from opabinia.data.decoding.images import Box
 from opabinia.data.decoding.resized import ResizedCrop, decode_large
-from opabinia.data.loader import BatchReader, DataError, Loader, evaluation_requests
+from opabinia.data.errors import DataError
+from opabinia.data.loader import Loader
+from opabinia.data.reading import BatchReader
+from opabinia.data.sampling.requests import evaluation_requests
 from opabinia.data.sources.folder import ImageFolder
 from opabinia.data.transforms.crops import RandomResizedCrop, Resize
 from opabinia.data.transforms.instances import DropEmptyObjects, RandomHorizontalFlip

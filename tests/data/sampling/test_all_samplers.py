@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from opabinia.contracts import Clock, Indices, RaggedArray, Sample, Sampler, Source, SourceInfo
-from opabinia.data.loader import training_requests
 from opabinia.data.sampling.batches import ConstantPlan, evaluation_batches
 from opabinia.data.sampling.detection_samplers import aspect_ratio_batches, repeat_factor
 from opabinia.data.sampling.epoch_order import EpochSampler
 from opabinia.data.sampling.identity_samplers import balanced_identities, identities, mixed_identities
+from opabinia.data.sampling.requests import training_requests
 from opabinia.data.sampling.samplers import balanced, mixed_sources, repeated, subset, weighted
 from opabinia.data.sampling.shard_order import shard_shuffle
 from opabinia.runtime.durations import Duration

@@ -10,10 +10,12 @@ import torch
 from torchvision import tv_tensors
 
 from opabinia.contracts import BatchShape, RunSpec, Sample, Source, SourceInfo, Stage
-from opabinia.data.loader import BatchReader, DataError, training_requests
+from opabinia.data.errors import DataError
+from opabinia.data.reading import BatchReader
 from opabinia.data.sampling.batch_shapes import multi_scale, multigrid, progressive
 from opabinia.data.sampling.batches import StagedPlan
 from opabinia.data.sampling.epoch_order import epoch_order
+from opabinia.data.sampling.requests import training_requests
 from opabinia.runtime.durations import Duration
 
 KINETICS = RunSpec(240_000, 64, Duration(239, "ep"), world=8)

@@ -5,8 +5,10 @@ import pytest
 import torch
 
 from opabinia.contracts import Source
-from opabinia.data.loader import BatchReader, Loader, training_requests
+from opabinia.data.loader import Loader
+from opabinia.data.reading import BatchReader
 from opabinia.data.sampling.batches import ConstantPlan
+from opabinia.data.sampling.requests import training_requests
 from opabinia.data.sources import Concat, Digits, Indexed, Synthetic
 from opabinia.runtime.durations import Duration
 

@@ -19,7 +19,9 @@ import pytest
 from PIL import Image
 
 from opabinia.contracts import Source
-from opabinia.data.loader import BatchReader, Loader, evaluation_requests
+from opabinia.data.loader import Loader
+from opabinia.data.reading import BatchReader
+from opabinia.data.sampling.requests import evaluation_requests
 from opabinia.data.sources import Shards, shard_index
 
 Members = list[tuple[str, bytes]]

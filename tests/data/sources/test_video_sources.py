@@ -11,7 +11,10 @@ from PIL import Image
 from opabinia.contracts import Source, Video
 from opabinia.data.check import run_checks
 from opabinia.data.decoding.video import VideoFile
-from opabinia.data.loader import BatchReader, DataError, Loader, evaluation_requests
+from opabinia.data.errors import DataError
+from opabinia.data.loader import Loader
+from opabinia.data.reading import BatchReader
+from opabinia.data.sampling.requests import evaluation_requests
 from opabinia.data.sources import FrameFolders, VideoList, Videos, VideoViews
 from opabinia.data.sources.moving_digits import MovingDigits
 from opabinia.data.transforms.frame_sampling import Clip

@@ -12,8 +12,11 @@ from torchvision.transforms import v2
 
 from opabinia.contracts import Batch, CombiningTransform, GlobalBatch, InstanceMasks, Sample
 from opabinia.data.collate import collate
-from opabinia.data.loader import BatchReader, DataError, Loader, Request
+from opabinia.data.errors import DataError
+from opabinia.data.loader import Loader
+from opabinia.data.reading import BatchReader
 from opabinia.data.sample_keys import OBJECT_KEYS
+from opabinia.data.sampling.requests import Request
 from opabinia.data.sources.digit_scenes import DigitScenes
 from opabinia.data.transforms.combine import CopyPaste, MixupBoxes, Mosaic
 from opabinia.runtime.seeds import seed_sample

@@ -15,9 +15,12 @@ from torchvision.transforms import v2
 from opabinia.config import ConfigError
 from opabinia.contracts import Sample
 from opabinia.data.collate import collate, resize_batch
-from opabinia.data.loader import BatchReader, DataError, Loader, evaluation_requests, training_requests
+from opabinia.data.errors import DataError
+from opabinia.data.loader import Loader
+from opabinia.data.reading import BatchReader
 from opabinia.data.sampling.batches import ConstantPlan
 from opabinia.data.sampling.epoch_order import epoch_order
+from opabinia.data.sampling.requests import evaluation_requests, training_requests
 from opabinia.data.settings import Stream
 from opabinia.data.sources import DigitScenes, Synthetic, Unlabeled
 from opabinia.data.transforms.augment import RandomGaussianBlur

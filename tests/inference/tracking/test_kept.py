@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from opabinia.contracts import DataMismatch, Sample, Source
-from opabinia.data.loader import DataError
+from opabinia.data.errors import DataError
 from opabinia.data.sources.wrapper import select_samples
 from opabinia.inference.tracking.kept import CAMERA, DETECTIONS, EMBEDDINGS, KeptVideos, VideoDetections
 from opabinia.models.trackers.sequences import Frame

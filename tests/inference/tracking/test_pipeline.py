@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import opabinia
 from opabinia.config import ConfigError
 from opabinia.data.decoding.sequential import TimedFrame
-from opabinia.data.loader import DataError
+from opabinia.data.errors import DataError
 from opabinia.inference.predictor import Predictor
 from opabinia.inference.tracking.pipeline import Pipeline
 from opabinia.models.trackers.camera import Camera

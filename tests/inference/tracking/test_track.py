@@ -19,7 +19,7 @@ import pytest
 from opabinia.cli import main
 from opabinia.config import ConfigError
 from opabinia.data.decoding.sequential import TimedFrame
-from opabinia.data.loader import DataError
+from opabinia.data.errors import DataError
 from opabinia.inference.predictor import Predictor
 from opabinia.inference.tracking import track as track_module
 from opabinia.inference.tracking.pipeline import Pipeline
