@@ -26,7 +26,7 @@ test: $(READY)  ## lint, types and the fast tests
 
 # What may be skipped needs a GPU, data, a network, root or a program of the system: none needs a light extra.
 fast-tests: $(READY)
-	$(PYTEST) -m "not slow" --max-skips 70
+	$(PYTEST) -m "not slow" --max-skips 75
 
 test-all: lint  ## lint, types and every test
 	HYPOTHESIS_PROFILE=thorough $(PYTEST)
