@@ -13,7 +13,7 @@ from opabinia.config import ConfigError, Problem
 from opabinia.config.build import errors_at
 from opabinia.config.errors import listing, nearest
 from opabinia.contracts import DatasetInfo, Evaluator, Task
-from opabinia.data import Data, TrainingStream
+from opabinia.data import Data, TrainingStream, ValidationStream
 from opabinia.data.decoding.cache import with_cache
 from opabinia.data.loader import Loader
 from opabinia.data.reading import BatchReader
@@ -31,7 +31,7 @@ from opabinia.runtime.seeds import preserve_generators
 from opabinia.runtime.weighted_scores import score_weights
 from opabinia.training.model import Models
 from opabinia.training.samples import batch_errors, first_samples, read_dataset_info
-from opabinia.training.settings import Evaluation
+from opabinia.training.settings import Evaluation, EvaluatorRun
 
 MakeEvaluators = Callable[[Task, DatasetInfo], list[Evaluator]]
 
@@ -99,51 +99,20 @@ def _validation_sets(
     Raises:
         ConfigError: an evaluator names a validation set that does not exist, or two evaluations have the same name.
     """
-    streams = data.validation
-    evaluators = evaluate.evaluators or {}
-    prefixes = [stream.prefix for stream in streams]
-    for name, run in evaluators.items():
-        if run.on is not None and run.on not in prefixes:
-            message, known = f"there is no validation set {run.on!r}", f"sets: {listing(prefixes) or 'none'}"
-            raise ConfigError(
-                Problem("", f"evaluate.evaluators.{name}.on", message, "", nearest(run.on, prefixes), known)
-            )
+    streams, evaluators = data.validation, evaluate.evaluators or {}
+    _check_sets_exist(evaluators, [stream.prefix for stream in streams])
     load = partial(_evaluation_loader, data, evaluate.batch_size or data.batch_size, device)
     validation = []
     for stream in streams:
-        dataset_info = read_dataset_info(stream, skip=data.on_error == "skip")
-        source = stream.source
-        if data.cache and source.info.encoded:
-            with errors_at("data.cache"):
-                source = with_cache(source, data.cache, None, stream.prefix)
-        reader = BatchReader(
-            source,
-            stream.transforms,
-            dataset_info=dataset_info,
-            seed=seed,
-            rank=rank(),
-            on_error=data.on_error,
-            size_multiple=task.size_multiple_of(stream.task or ""),
-            task=stream.task,
-        )
+        reader = _evaluation_reader(stream, data, task, seed)
         with errors_at(f"data.val ({stream.prefix})"):
             learned = training.get(task.stream_of(stream.task) if stream.task else SINGLE)
         training_source = learned.source if learned else stream.source
-        of_stream = {name: run for name, run in evaluators.items() if run.on in (None, stream.prefix)}
-        same_period = [run.evaluator for run in of_stream.values() if run.every is None]
-        evaluations: list[tuple[str, MakeEvaluators, Duration | None]] = [
-            (stream.prefix, partial(_task_and_additional, same_period), stream.every),
-            *(
-                (f"{stream.prefix}_{name}", partial(_only, run.evaluator), run.every)
-                for name, run in of_stream.items()
-                if run.every is not None
-            ),
-        ]
         validation += [
             ValidationSet(
                 name,
                 load(reader),
-                dataset_info,
+                reader.dataset_info,
                 precision=precision,
                 prefix=stream.prefix,
                 evaluators=make,
@@ -151,13 +120,58 @@ def _validation_sets(
                 training_samples=len(training_source),
                 every=every,
             )
-            for name, make, every in evaluations
+            for name, make, every in _evaluations(stream, evaluators)
         ]
     names = [val_set.name for val_set in validation]
     if duplicate := next((name for name in names if names.count(name) > 1), None):
         message = f"{duplicate!r} is the name of two evaluations; give the evaluator another name"
         raise ConfigError(Problem("", "evaluate.evaluators", message))
     return validation
+
+
+def _check_sets_exist(evaluators: Mapping[str, EvaluatorRun], prefixes: Sequence[str]) -> None:
+    for name, run in evaluators.items():
+        if run.on is not None and run.on not in prefixes:
+            message, known = f"there is no validation set {run.on!r}", f"sets: {listing(prefixes) or 'none'}"
+            raise ConfigError(
+                Problem("", f"evaluate.evaluators.{name}.on", message, "", nearest(run.on, prefixes), known)
+            )
+
+
+def _evaluation_reader(stream: ValidationStream, data: Data, task: Task, seed: int) -> BatchReader:
+    """Return the reader of a validation set; with ``data.cache`` its images are kept."""
+    dataset_info = read_dataset_info(stream, skip=data.on_error == "skip")
+    source = stream.source
+    if data.cache and source.info.encoded:
+        with errors_at("data.cache"):
+            source = with_cache(source, data.cache, None, stream.prefix)
+    return BatchReader(
+        source,
+        stream.transforms,
+        dataset_info=dataset_info,
+        seed=seed,
+        rank=rank(),
+        on_error=data.on_error,
+        size_multiple=task.size_multiple_of(stream.task or ""),
+        task=stream.task,
+    )
+
+
+def _evaluations(
+    stream: ValidationStream, evaluators: Mapping[str, EvaluatorRun]
+) -> list[tuple[str, MakeEvaluators, Duration | None]]:
+    """Return name, evaluators and period of the evaluations of a validation set: that of the task with the additional
+    evaluators of the same period, and one of each evaluator with a period of its own."""
+    chosen = {name: run for name, run in evaluators.items() if run.on in (None, stream.prefix)}
+    additional = [run.evaluator for run in chosen.values() if run.every is None]
+    return [
+        (stream.prefix, partial(_task_and_additional, additional), stream.every),
+        *(
+            (f"{stream.prefix}_{name}", partial(_only, run.evaluator), run.every)
+            for name, run in chosen.items()
+            if run.every is not None
+        ),
+    ]
 
 
 def validation_key(data: Data, prefix: str) -> str:
