@@ -18,10 +18,9 @@ from typing import Any, NamedTuple
 import torch
 
 from opabinia.config import ConfigError, Problem
-from opabinia.contracts import Batch, Clock, GlobalBatch, ParallelTask, Run, Scalars, Step, Task
+from opabinia.contracts import SINGLE, Batch, Clock, GlobalBatch, ParallelTask, Run, Scalars, Step, Task
 from opabinia.data import TrainingStream
 from opabinia.data.sampling.batches import ConstantPlan
-from opabinia.data.streams import SINGLE
 from opabinia.engine.hooks.bottleneck import workers_needed
 from opabinia.engine.loop.prefetch import DeviceLoader
 from opabinia.runtime.durations import Duration

@@ -15,10 +15,9 @@ from torch.nn.functional import normalize
 from torchvision.transforms.v2 import InterpolationMode
 
 from opabinia.config import Resolved
-from opabinia.contracts import Sample, Source
+from opabinia.contracts import SINGLE, Sample, Source
 from opabinia.data.decoding.images import Box, LazyImage, decode_sample
 from opabinia.data.decoding.resized import ResizedCrop, resize_pixels
-from opabinia.data.streams import SINGLE
 from opabinia.evaluation.retrieval.retrieval import evaluate, recall
 from opabinia.training.run_folder import build_parts
 from opabinia.training.streams import training_streams

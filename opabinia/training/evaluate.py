@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from opabinia.config import ConfigError, Problem
-from opabinia.contracts import Clock, DatasetInfo, Run, Task
+from opabinia.contracts import SINGLE, Clock, DatasetInfo, Run, Task
 from opabinia.data import TrainingStream
-from opabinia.data.streams import SINGLE
 from opabinia.engine.checkpointing.checkpoint import Snapshot
 from opabinia.engine.loggers.metrics_log import MetricsLogger
 from opabinia.engine.loop.evaluate import ValidationSet, evaluation_run, needs_training_data

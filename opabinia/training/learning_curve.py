@@ -14,9 +14,8 @@ import numpy as np
 
 from opabinia.config import Resolved
 from opabinia.config.datasets import subtasks
-from opabinia.contracts import Source
+from opabinia.contracts import SINGLE, Source
 from opabinia.data.sources.subset import nested_order, write_split
-from opabinia.data.streams import SINGLE
 from opabinia.runtime.log import log
 from opabinia.runtime.quiet import quiet_terminal
 from opabinia.runtime.signals import Stopped

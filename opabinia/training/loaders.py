@@ -14,7 +14,7 @@ import torch
 from opabinia.config import ConfigError, Problem
 from opabinia.config.build import errors_at
 from opabinia.config.errors import listing
-from opabinia.contracts import UNLABELED, Batch, DatasetInfo, GlobalBatch, Plan, Sampler, Task
+from opabinia.contracts import SINGLE, UNLABELED, Batch, DatasetInfo, GlobalBatch, Plan, Sampler, Task
 from opabinia.data import Data, TrainingStream
 from opabinia.data.decoding.cache import with_cache
 from opabinia.data.device_transforms.apply import DeviceTransforms, describe_split, recording_reader
@@ -24,7 +24,6 @@ from opabinia.data.sampling.batches import ConstantPlan, StagedPlan
 from opabinia.data.sampling.epoch_order import EpochSampler
 from opabinia.data.sampling.requests import Requests, training_requests
 from opabinia.data.sources.file_names import short_digest
-from opabinia.data.streams import SINGLE
 from opabinia.data.streams.batches import JointReader, join_batches, joint_requests
 from opabinia.data.streams.order import StreamCycle, StreamShares
 from opabinia.engine.loop.prefetch import DeviceLoader
@@ -104,7 +103,7 @@ class TrainingBatches:
     Attributes:
         data: the config section.
         dataset_info: describes the training samples after their transforms.
-        streams: the batches of each stream; that of a run of one task is named :data:`opabinia.data.streams.SINGLE`.
+        streams: the batches of each stream; that of a run of one task is named :data:`opabinia.contracts.SINGLE`.
         shares: rule by which streams share batches.
         cycle: streams that take part in each step.
         plan: all global batches.

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 from opabinia.config import ConfigError, Problem
 from opabinia.config.build import errors_at
 from opabinia.config.errors import listing
-from opabinia.contracts import BatchSchedule, DatasetInfo, RunSpec
+from opabinia.contracts import SINGLE, BatchSchedule, DatasetInfo, RunSpec
 from opabinia.data import Data, TrainingStream
 from opabinia.data.sampling.batches import StagedPlan
-from opabinia.data.streams import SINGLE
 from opabinia.runtime.durations import Duration
 from opabinia.runtime.log import log
 from opabinia.runtime.processes import world_size

@@ -11,10 +11,9 @@ from typing import Any, NamedTuple
 from PIL import Image
 
 from opabinia.config.build import errors_at
-from opabinia.contracts import BatchSchedule, BatchShape, Clock, Plan, RunSpec, Schedule, Stage
+from opabinia.contracts import SINGLE, BatchSchedule, BatchShape, Clock, Plan, RunSpec, Schedule, Stage
 from opabinia.data.collate import is_clip_shape
 from opabinia.data.sampling.batches import ConstantPlan, StagedPlan
-from opabinia.data.streams import SINGLE
 from opabinia.training.loaders import make_sampler
 from opabinia.training.streams import training_streams, with_unlabeled
 from opabinia.visualization.drawing import ChartPanel, line_chart

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from opabinia.config.build import errors_at
 from opabinia.config.datasets import task_validation
 from opabinia.contracts import (
+    SINGLE,
     UNLABELED,
     CombiningTransform,
     DatasetInfo,
@@ -20,7 +21,6 @@ from opabinia.contracts import (
 from opabinia.data import Data
 from opabinia.data.missing_labels import MarkMissingLabels
 from opabinia.data.sources.wrapper import Indexed, Unlabeled
-from opabinia.data.streams import SINGLE
 from opabinia.data.streams.order import StreamShares, stream_shares
 from opabinia.data.strong_views import StrongView
 

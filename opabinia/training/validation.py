@@ -12,13 +12,12 @@ import torch
 from opabinia.config import ConfigError, Problem
 from opabinia.config.build import errors_at
 from opabinia.config.errors import listing, nearest
-from opabinia.contracts import DatasetInfo, Evaluator, Task
+from opabinia.contracts import SINGLE, DatasetInfo, Evaluator, Task
 from opabinia.data import Data, TrainingStream, ValidationStream
 from opabinia.data.decoding.cache import with_cache
 from opabinia.data.loader import Loader
 from opabinia.data.reading import BatchReader
 from opabinia.data.sampling.requests import evaluation_requests
-from opabinia.data.streams import SINGLE
 from opabinia.engine.hooks.save_best import SaveBest
 from opabinia.engine.loop.evaluate import ValidationSet, evaluation_mode, requested_layers
 from opabinia.engine.loop.prefetch import to_device

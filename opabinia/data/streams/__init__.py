@@ -3,5 +3,3 @@
 A multi-task run has a stream for each task with training data, a semi-supervised run one of labeled and one of
 unlabeled images, any other run has one.
 """
-
-from opabinia.contracts.streams import SINGLE as SINGLE

@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 
 from torch.utils.data import Dataset
 
-from opabinia.contracts import Batch, GlobalBatch, Plan
+from opabinia.contracts import SINGLE, Batch, GlobalBatch, Plan
 from opabinia.data.reading import BatchReader, LoadedBatch
 from opabinia.data.sampling.requests import Request, Requests
-from opabinia.data.streams import SINGLE
 from opabinia.data.streams.order import StreamCycle
 
 

@@ -12,9 +12,8 @@ from rich.table import Table
 
 from opabinia.config import ConfigError, Problem, Resolved
 from opabinia.config.datasets import subtasks
-from opabinia.contracts import DatasetInfo, Evaluator, Task
+from opabinia.contracts import SINGLE, DatasetInfo, Evaluator, Task
 from opabinia.data import TrainingStream
-from opabinia.data.streams import SINGLE
 from opabinia.engine.checkpointing.checkpoint import read_state
 from opabinia.engine.loop.evaluate import ValidationSet, evaluate, needs_training_data
 from opabinia.inference.export.exported_task import ExportedTask

@@ -88,8 +88,8 @@ def make_folds(folder: Path, folds: Folds, resolved: Resolved) -> Folds:
                 message = f"belongs to folds with another {key} ({old}, not {new}): choose another --name"
                 raise ConfigError(Problem(str(path), "", message))
         return saved
+    from opabinia.contracts import SINGLE
     from opabinia.data.splitting import split_into_folds
-    from opabinia.data.streams import SINGLE
     from opabinia.tasks.reid.base import Reidentification
     from opabinia.training.run_folder import build_parts
     from opabinia.training.streams import training_streams
