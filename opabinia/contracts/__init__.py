@@ -45,6 +45,7 @@ from opabinia.contracts.logging import MetricsLog as MetricsLog
 from opabinia.contracts.logging import Scalars as Scalars
 from opabinia.contracts.masks import InstanceMasks as InstanceMasks
 from opabinia.contracts.models import Backbone as Backbone
+from opabinia.contracts.models import ClassRows as ClassRows
 from opabinia.contracts.models import FeatureKind as FeatureKind
 from opabinia.contracts.models import Features as Features
 from opabinia.contracts.models import Head as Head

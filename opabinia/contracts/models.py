@@ -51,6 +51,23 @@ class Level(NamedTuple):
     stride: int
 
 
+class ClassRows(NamedTuple):
+    """The order of the rows of a layer's tensors: ``groups`` x K x ``width`` rows of classes, and ``others``.
+
+    Modules with such layers name them in an attribute ``class_layers``: ``{"head.cls_logits": ClassRows(groups=9)}``.
+    They are initialized by class name (:class:`opabinia.models.weights.init.Init`).
+
+    Attributes:
+        groups: groups with rows for all classes, such as anchors.
+        width: rows of a class in each of them, such as the four values of a box.
+        others: rows after those of the classes, such as the background.
+    """
+
+    groups: int = 1
+    width: int = 1
+    others: int = 0
+
+
 class Tokens(NamedTuple):
     """The output tokens of a vision transformer, after its last norm.
 

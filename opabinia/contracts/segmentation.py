@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+
+from opabinia.contracts.models import ClassRows
 
 IGNORE_LABEL = 255
 """The value of pixels without a label in a segmentation map; classes are 0 to 254."""
@@ -63,11 +65,13 @@ class SegmentationDecoder(nn.Module):
             :meth:`query_masks`.
         compiled_modules: regular expression for the names of the modules that ``train.compile`` compiles, each by
             itself: those that :meth:`query_masks` calls with tensors alone; empty: the decoder as a whole.
+        class_layers: see :class:`opabinia.contracts.ClassRows`.
     """
 
     min_samples_per_rank: int = 1
     own_losses: bool = False
     compiled_modules: str = ""
+    class_layers: Mapping[str, ClassRows] = {"classifier": ClassRows()}
 
     def forward(self, maps: Sequence[Tensor]) -> Tensor:
         """Return the logits of each pixel (B x K x h x w, at any resolution; the task resizes them).

@@ -7,7 +7,7 @@ from functools import partial
 from torch import nn
 
 from opabinia.config import register
-from opabinia.contracts import BackbonePart, DatasetInfo, Evaluator, Fraction
+from opabinia.contracts import BackbonePart, ClassRows, DatasetInfo, Evaluator, Fraction
 from opabinia.evaluation.classification.multilabel import AttributeRecognition
 from opabinia.models.heads import LinearHead
 from opabinia.models.layers import BNNeck
@@ -58,6 +58,7 @@ class Attributes(ClassificationBase):
         super().__init__(dataset_info, backbone=backbone, loss=loss, dropout=dropout, mean=mean, std=std)
         width, count = self.backbone.out_channels, len(dataset_info.classes)
         self.head = nn.Sequential(BNNeck(width), nn.Dropout(dropout), LinearHead(width, count), nn.BatchNorm1d(count))
+        self.class_layers = {"head.2": ClassRows(), "head.3": ClassRows()}
         self._threshold = threshold
 
     def evaluators(self, dataset_info: DatasetInfo) -> list[Evaluator]:

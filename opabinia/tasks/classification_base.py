@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from opabinia.contracts import (
     BackbonePart,
     Batch,
+    ClassRows,
     Clock,
     DatasetInfo,
     Evaluator,
@@ -70,6 +71,8 @@ class ClassificationBase(Task):
         self.normalize = build_normalization(net.preprocessing, dataset_info.channels, mean, std)
         self.backbone = net
         self.head = nn.Sequential(nn.Dropout(dropout), net.make_head(len(dataset_info.classes)))
+        linear = [name for name, layer in self.head.named_modules() if isinstance(layer, nn.Linear | nn.Conv2d)]
+        self.class_layers = {f"head.{name}": ClassRows() for name in linear[-1:]}
         if loss is not None and dataset_info.multi_label and is_exclusive(loss):
             raise ValueError(
                 "loss: images may have several labels in this data; take a loss that treats every class by itself: "

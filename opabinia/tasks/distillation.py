@@ -70,6 +70,9 @@ class EmaTeacher:
 class Distill(Teacher):
     """Knowledge distillation: teachers and losses. Losses of several teachers are averaged.
 
+    If a run with other classes is the teacher, the logits of the classes that both know are compared, by name
+    (learning without forgetting, Li and Hoiem 2016).
+
     Args:
         run: folder of a run whose model is the teacher.
         backbone: a backbone with its own classifier as the teacher, such as a pretrained timm model.
@@ -151,6 +154,8 @@ class DistilledTask(TaskWrapper):
             LayerOutputs("teacher", model, {kind: getattr(teacher, f"teacher_{kind}") for kind in kinds})
             for teacher, model in zip(settings.fixed_teachers, teachers, strict=True)
         ]
+        models = [*teachers, *([] if average is None else [average])]
+        self._shared_classes = nn.ModuleList(SharedClasses(_class_names(task), _class_names(model)) for model in models)
         self._average = [LayerOutputs("student", self.average, layers)] if self.average is not None else []
         if settings.features_weight:
             width = self._student.width("features")
@@ -169,10 +174,11 @@ class DistilledTask(TaskWrapper):
         settings, added = self.settings, {}
         if "logits" in student:
             temperature = settings.temperature * settings.temperature_schedule(clock)
-            parts = [
-                logits_loss(student["logits"], target["logits"], settings.logits_loss, temperature)
-                for target in targets
+            shared = [
+                select(student["logits"], target["logits"])
+                for select, target in zip(self._shared_classes, targets, strict=True)
             ]
+            parts = [logits_loss(ours, theirs, settings.logits_loss, temperature) for ours, theirs in shared]
             added["distill_logits_loss"] = settings.logits_weight * torch.stack(parts).mean()
         if "features" in student:
             parts = [
@@ -213,6 +219,35 @@ class DistilledTask(TaskWrapper):
 
 def _projector_name(number: int) -> str:
     return f"{PROJECTOR}_{number + 1}" if number else PROJECTOR
+
+
+class SharedClasses(nn.Module):
+    """Selects the columns of logits for the classes that a student and its teacher both know, by name.
+
+    Args:
+        student: class names of the student; empty ones are unknown.
+        teacher: those of the teacher.
+    """
+
+    columns: Tensor
+
+    def __init__(self, student: Sequence[str], teacher: Sequence[str]) -> None:
+        super().__init__()
+        self._widths = len(student), len(teacher)
+        labels = {name: label for label, name in enumerate(student)} if student != teacher else {}
+        pairs = [(labels[name], label) for label, name in enumerate(teacher) if name in labels]
+        self.register_buffer("columns", torch.tensor(pairs, dtype=torch.int64).view(-1, 2).T, persistent=False)
+
+    def forward(self, student: Tensor, teacher: Tensor) -> tuple[Tensor, Tensor]:
+        """Return both (B x S, of S classes); outputs of other widths, such as those of hidden layers, unchanged, and so
+        if no class, or all of them, are shared."""
+        if not self.columns.numel() or (student.shape[1], teacher.shape[1]) != self._widths:
+            return student, teacher
+        return student[:, self.columns[0]], teacher[:, self.columns[1]]
+
+
+def _class_names(model: nn.Module) -> tuple[str, ...]:
+    return tuple(getattr(getattr(model, "dataset_info", None), "classes", ()))
 
 
 class LayerOutputs:

@@ -34,7 +34,7 @@ from opabinia.contracts import (
 from opabinia.data import Data
 from opabinia.data.sampling.batches import StagedPlan
 from opabinia.data.strong_views import check_keeps_positions
-from opabinia.engine.checkpointing.checkpoint import Snapshot
+from opabinia.engine.checkpointing.checkpoint import Snapshot, read_state
 from opabinia.engine.hooks.batch_schedule import ApplyBatchSchedule
 from opabinia.engine.hooks.bottleneck import Bottleneck
 from opabinia.engine.hooks.evaluate import Evaluate
@@ -47,6 +47,8 @@ from opabinia.engine.loggers.metrics_log import MetricsLogger
 from opabinia.engine.loggers.tensorboard import TensorBoard
 from opabinia.engine.loggers.terminal import Terminal
 from opabinia.engine.loop.trainer import Trainer
+from opabinia.models.weights.checkpoints import find_checkpoint
+from opabinia.models.weights.class_rows import ClassNames
 from opabinia.models.weights.init import Init, initialize
 from opabinia.optim.ema import Ema, SavedAverage, slow_average_warning
 from opabinia.optim.groups import ParamGroups
@@ -410,9 +412,18 @@ def build_model(
         model.attach_teachers(_load_teacher)
     if init is not None:
         with errors_at("init"):
-            log.info("init: %s", initialize(model, init))
+            log.info("init: %s", initialize(model, init, _class_names(dataset_info, init.weights)))
         warn_of_other_normalization(model, init.weights)
     return model
+
+
+def _class_names(dataset_info: DatasetInfo, weights: Path) -> ClassNames | None:
+    """Return the classes of the data and of the run that weights are of; None for other weights and several tasks."""
+    folder = find_checkpoint(weights) if weights.is_dir() else weights.parent
+    facts = read_state(folder).get("facts") if (folder / "state.json").is_file() else None
+    if facts is None or facts.streams or dataset_info.streams:
+        return None
+    return ClassNames(dataset_info.classes, facts.classes)
 
 
 def wrap_task(model: Task, run: TrainingRun, batches: TrainingBatches) -> TaskWrapper | None:

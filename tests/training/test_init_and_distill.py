@@ -44,6 +44,22 @@ def test_a_run_starts_from_the_weights_of_another(teacher: Path, tmp_path: Path)
     assert heads and all(torch.equal(initialized[key], initial[key]) for key in heads)
 
 
+def test_a_run_with_another_class_starts_from_the_rows_of_the_known_ones(teacher: Path, tmp_path: Path) -> None:
+    classes = ["new", *"9876543210"]
+    source = f"{{name: concat, sources: [{{name: digits}}], classes: {json.dumps(classes)}}}"
+    data = [f"data.train.source={source}", f"data.val.source={source}", "optimizer.lr=0.0", "train.length=1it"]
+    changes = [*SMALL, *data, f"init.weights={teacher}", f"distill.run={teacher}"]
+    folder = launch.train("classification/digits", changes, out=tmp_path)[0]
+    report = (folder / "train.log").read_text()
+    assert "head: 10 of 11 classes by name from the 10 of the run; new: new" in report
+    expected, initialized = weights(teacher, 40), weights(folder, 1)
+    heads = [key for key in expected if key.startswith("head.")]
+    assert heads and all(torch.equal(initialized[key][1:].flip(0), expected[key]) for key in heads)
+    assert (
+        losses(folder)[0]["train/distill_logits_loss"] < 0.5
+    )  # but for the statistics of batch norms, the same network
+
+
 def test_a_run_is_distilled(teacher: Path, tmp_path: Path) -> None:
     changes = [*SMALL, f"distill.run={teacher}", "distill.features_weight=1.0", "ema.decay=0.5"]
     folder, scores = launch.train("classification/digits", changes, out=tmp_path)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from timm.layers.norm import LayerNorm2d
 from torch import Tensor, nn
 
 from opabinia.config import register
-from opabinia.contracts import Count, Fraction, Level, MaskTargets, NonNegative, SegmentationDecoder
+from opabinia.contracts import ClassRows, Count, Fraction, Level, MaskTargets, NonNegative, SegmentationDecoder
 from opabinia.models.decoders.layers import check_strides
 from opabinia.models.detectors.queries import add_losses, import_transformers
 from opabinia.models.losses.masks import MaskCriterion, QueryMasks
@@ -48,6 +48,7 @@ class Mask2Former(SegmentationDecoder):
     """
 
     own_losses = True
+    class_layers: Mapping[str, ClassRows] = {"model.class_predictor": ClassRows(others=1)}
     # The pixel decoder would not be one graph: in training the library checks values.
     compiled_modules = (
         r"model\.model\.(transformer_module|pixel_level_module\.decoder\.encoder\.layers\.\d+\.self_attn)"

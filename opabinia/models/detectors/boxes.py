@@ -14,7 +14,7 @@ from torchvision.models.detection.faster_rcnn import FastRCNNConvFCHead, TwoMLPH
 from torchvision.ops import clip_boxes_to_image
 
 from opabinia.config import register
-from opabinia.contracts import Count, DatasetInfo, Detections, Fraction, Level, NonNegative, Sizes, Target
+from opabinia.contracts import ClassRows, Count, DatasetInfo, Detections, Fraction, Level, NonNegative, Sizes, Target
 from opabinia.models.detectors.regions import PoolingOptions, RegionPool, Regions, concat_regions
 from opabinia.models.detectors.suppression import Candidates, box_nms, exceeds_size, suppress_static
 from opabinia.models.losses.binary import draw_federated_classes
@@ -98,6 +98,9 @@ class BoxPredictor(nn.Module):
         super().__init__()
         self.cls_score = nn.Linear(width, classes + 1)
         self.bbox_pred = nn.Linear(width, 4 if class_agnostic else 4 * classes)
+        self.class_layers = {"cls_score": ClassRows(others=1)}
+        if not class_agnostic:
+            self.class_layers["bbox_pred"] = ClassRows(width=4)
         for layer, deviation in ((self.cls_score, 0.01), (self.bbox_pred, 0.001)):
             nn.init.normal_(layer.weight, std=deviation)
             nn.init.zeros_(layer.bias)

@@ -10,7 +10,7 @@ Weights of both need ``offset: 0``, torchvision's also ``convention: torchvision
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -20,7 +20,18 @@ from torchvision.models.detection._utils import BoxLinearCoder
 from torchvision.models.detection.fcos import FCOSClassificationHead, FCOSRegressionHead
 
 from opabinia.config import register
-from opabinia.contracts import Count, DatasetInfo, Fraction, Level, NeckPart, NonNegative, Positive, Sizes, Target
+from opabinia.contracts import (
+    ClassRows,
+    Count,
+    DatasetInfo,
+    Fraction,
+    Level,
+    NeckPart,
+    NonNegative,
+    Positive,
+    Sizes,
+    Target,
+)
 from opabinia.contracts.rotated_boxes import box_areas, to_box_frame
 from opabinia.models.detectors.anchors import AnchorGrid, Convention
 from opabinia.models.detectors.dense import DenseDetector, HeadNorm, Predictions, Probability, is_top1
@@ -77,6 +88,7 @@ class Fcos(DenseDetector):
 
     _decode = staticmethod(CODER.decode)
 
+    class_layers: Mapping[str, ClassRows] = {"head.classification_head.cls_logits": ClassRows()}
     compiled_modules = r"neck|head\.\w+_head\.\w+|head\.angle"
 
     class_weights: Tensor | None

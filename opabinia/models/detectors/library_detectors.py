@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from opabinia.config import register
-from opabinia.contracts import Count, DataMismatch, DatasetInfo, Fraction, Level, NonNegative
+from opabinia.contracts import ClassRows, Count, DataMismatch, DatasetInfo, Fraction, Level, NonNegative
 from opabinia.models.detectors.queries import (
     Outputs,
     QueryDetector,
@@ -72,6 +72,11 @@ class LibraryDetector(QueryDetector):
         r"|model\.model\.(backbone\.projector|enc_output\.\d+)|model\.(bbox_predictor|bbox_embed(\.\d+)?)"
         r"|heads\.mask\.(blocks\.\d+|query_features_block)|heads\.keypoint\.layers"
     )
+    class_layers: Mapping[str, ClassRows] = {
+        "model.class_embed": ClassRows(),
+        "model.model.enc_out_class_embed": ClassRows(),
+        "model.class_labels_classifier": ClassRows(others=1),
+    }
 
     def __init__(self, model: Any, backbone: str, levels: slice, criterion: Criterion, max_detections: int) -> None:
         super().__init__()

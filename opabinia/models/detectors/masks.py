@@ -14,7 +14,7 @@ from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredic
 from torchvision.ops import roi_align
 
 from opabinia.config import register
-from opabinia.contracts import Count, Detections, Level, Target
+from opabinia.contracts import ClassRows, Count, Detections, Level, Target
 from opabinia.models.detectors.regions import PoolingOptions, RegionPool, Regions, concat_regions, foreground_regions
 from opabinia.models.losses.masks import masks_at_once, region_mask_losses
 from opabinia.models.necks import Norm, norm_factory
@@ -97,6 +97,7 @@ class MaskHead(Masks):
         self.layers = MaskRCNNHeads(width, [options.channels] * options.num_convs, 1, norm)
         self.predictor = MaskRCNNPredictor(options.channels if options.num_convs else width, options.channels, masks)
         nn.init.normal_(self.predictor.mask_fcn_logits.weight, std=0.001)
+        self.class_layers = {} if options.class_agnostic else {"predictor.mask_fcn_logits": ClassRows()}
 
     def _logits(self, maps: Sequence[Tensor], boxes: Sequence[Tensor] | Tensor, labels: Tensor) -> Tensor:
         """Compute the masks of the given classes (R x S x S)."""

@@ -17,7 +17,18 @@ from torchvision.models.detection.retinanet import RetinaNetClassificationHead, 
 from torchvision.ops import box_iou
 
 from opabinia.config import register
-from opabinia.contracts import Count, DatasetInfo, Fraction, Level, NeckPart, NonNegative, Positive, Sizes, Target
+from opabinia.contracts import (
+    ClassRows,
+    Count,
+    DatasetInfo,
+    Fraction,
+    Level,
+    NeckPart,
+    NonNegative,
+    Positive,
+    Sizes,
+    Target,
+)
 from opabinia.models.detectors.anchors import AnchorGrid, Convention
 from opabinia.models.detectors.dense import DenseDetector, HeadNorm, Predictions, Probability, is_top1
 from opabinia.models.losses.boxes import BoxLoss, box_regression_loss, decode_boxes
@@ -115,6 +126,7 @@ class RetinaNet(DenseDetector):
         classification = RetinaNetClassificationHead(channels, count, classes, prior_probability, norm_layer)
         regression = RetinaNetRegressionHead(channels, count, norm_layer)
         self.head = nn.ModuleDict({"classification_head": classification, "regression_head": regression})
+        self.class_layers = {"head.classification_head.cls_logits": ClassRows(groups=count)}
         self.background_iou, self.foreground_iou, self.alpha, self.gamma = background_iou, foreground_iou, alpha, gamma
         self.box_loss, self.smooth_l1_beta = box_loss, smooth_l1_beta
         self.register_buffer("class_weights", class_weight_table(class_weights, dataset_info), persistent=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -13,7 +13,18 @@ from annotated_types import Ge
 from torch import Tensor, nn
 
 from opabinia.config import register
-from opabinia.contracts import Count, DatasetInfo, Fraction, Level, NeckPart, NonNegative, Positive, Sizes, Target
+from opabinia.contracts import (
+    ClassRows,
+    Count,
+    DatasetInfo,
+    Fraction,
+    Level,
+    NeckPart,
+    NonNegative,
+    Positive,
+    Sizes,
+    Target,
+)
 from opabinia.models.detectors.queries import (
     Outputs,
     QueryDetector,
@@ -54,6 +65,12 @@ class HybridDetector(QueryDetector):
     """
 
     _library_prefix: str
+
+    class_layers: Mapping[str, ClassRows] = {
+        "enc_score_head": ClassRows(),
+        "decoder.class_embed": ClassRows(),
+        "denoising_class_embed": ClassRows(others=1),
+    }
 
     # Whole layers would not be one graph: the library compares shapes in NumPy, and checks values in training.
     compiled_modules = (

@@ -22,6 +22,7 @@ from opabinia.contracts import Task
 from opabinia.models.backbones.video.inflate import inflate_kernel
 from opabinia.models.lora import plain_names
 from opabinia.models.weights import multitask
+from opabinia.models.weights.class_rows import ClassNames, rows_by_name
 from opabinia.models.weights.files import read_weights
 from opabinia.models.weights.translation import ChannelOrder, Translation, adapt_shape, translate_weights
 from opabinia.runtime.text import printable
@@ -31,6 +32,10 @@ from opabinia.runtime.text import printable
 @dataclass(frozen=True, kw_only=True)
 class Init:
     """Initial weights.
+
+    Layers with outputs for classes are filled by class name if the weights are of a run, which knows its classes:
+    classes that the run does not have keep their initialization. Weights of other files, of multi-task runs, and of
+    heads for identities are filled by position, if they have the same number of classes.
 
     Args:
         weights: a run folder, a checkpoint in it, or a file: .safetensors, .pth, .pt, .bin, .tar, .pkl. Names of
@@ -62,8 +67,13 @@ class Init:
     strict: bool = False
 
 
-def initialize(task: nn.Module, init: Init) -> LoadReport:
+def initialize(task: nn.Module, init: Init, classes: ClassNames | None = None) -> LoadReport:
     """Fill ``task`` with the weights of ``init``.
+
+    Args:
+        task: the model.
+        init: the weights.
+        classes: see :func:`load_matching`.
 
     Raises:
         ValueError: the file cannot be read, nothing of it fits, a tensor of the backbone is not filled and not
@@ -90,7 +100,12 @@ def initialize(task: nn.Module, init: Init) -> LoadReport:
     backbone = "" if "backbone" in target.split(".") else "backbone."
     try:
         report = load_matching(
-            part, weights, source_prefix=source, include=init.include, required=None if init.partial else backbone
+            part,
+            weights,
+            source_prefix=source,
+            include=init.include,
+            required=None if init.partial else backbone,
+            classes=classes,
         )
     except ValueError as error:
         raise ValueError(printable(f"{init.weights}: {error}")) from error
@@ -137,6 +152,7 @@ class LoadReport:
         unexpected: names of the file that the model does not have.
         other_shape: names of the model that have another shape in the file, with both shapes; they stay unchanged.
         translated: the system whose names the file has, and changes to its weights; empty without.
+        classes: if layers were filled by class name.
     """
 
     prefixes: tuple[tuple[str, str], ...]
@@ -146,11 +162,12 @@ class LoadReport:
     unexpected: tuple[str, ...]
     other_shape: Mapping[str, str]
     translated: str = ""
+    classes: ClassNames | None = None
 
     @property
     def complete(self) -> bool:
         """True if all tensors of the file were used and all of the model were filled."""
-        return not (self.missing or self.unexpected or self.other_shape)
+        return not (self.missing or self.unexpected or self.other_shape or (self.classes and self.classes.new))
 
     def __str__(self) -> str:
         return "\n  ".join(self._parts())
@@ -165,6 +182,12 @@ class LoadReport:
         moved = printable(", ".join(f"{old}* as {new}*" for old, new in self.prefixes if old != new))
         details = "; ".join(filter(None, (self.translated, moved)))
         parts = [f"{len(self.loaded)} of {total} tensors loaded" + (f" ({details})" if details else "")]
+        if self.classes:
+            total, new = len(self.classes.model), self.classes.new
+            known = (
+                f"head: {total - len(new)} of {total} classes by name from the {len(self.classes.weights)} of the run"
+            )
+            parts.append(known + (f"; new: {_list_first(new)}" if new else ""))
         groups = (
             ("resized", [f"{name} {shapes}" for name, shapes in self.resized.items()]),
             ("missing in the file", self.missing),
@@ -181,18 +204,21 @@ def load_matching(
     source_prefix: str = "",
     include: str | None = None,
     required: str | None = None,
+    classes: ClassNames | None = None,
 ) -> LoadReport:
     """Copy tensors of the same name and shape into ``model``, whatever the prefixes of names on either side.
 
     Position embeddings and tables of relative positions are resized and a first convolution is adapted to its channels,
     as timm does; 2-d kernels are inflated to 3-d ones (:func:`opabinia.models.backbones.video.inflate.inflate_kernel`);
-    other tensors of another shape (a classifier of other classes) are skipped. A model with adapters (LoRA) is filled
-    like one without; adapters stay unchanged.
+    other tensors of another shape (without ``classes``, a classifier of other classes) are skipped. A model with
+    adapters (LoRA) is filled like one without; adapters stay unchanged.
 
     Args:
         source_prefix: the part of ``weights`` to use, such as ``encoder_q``; the rest is ignored.
         include: a regular expression; only tensors of the model with a match in their name are filled.
         required: a prefix of the model's names; all tensors with it (of those in ``include``) must be filled.
+        classes: if they differ, layers with rows for classes are filled by name
+            (:func:`opabinia.models.weights.class_rows.rows_by_name`); None: their classes are the same.
 
     Raises:
         ValueError: nothing fits, not all that is required does, or it fits in several ways; the model is unchanged.
@@ -210,7 +236,10 @@ def load_matching(
     streams = {name: multitask.without_stream(name) for name in targets.keys() - matches.keys()}
     matches |= {name: matches[plain] for name, plain in streams.items() if plain in matches}
     sources = {name: given[matches[name]] for name in wanted if name in matches}
-    fitting, resized, other_shape = _adapt_shapes(model, targets, sources)
+    by_name = {}
+    if classes is not None and classes.model != classes.weights:
+        by_name = rows_by_name(model, targets, sources, classes)
+    fitting, resized, other_shape = _adapt_shapes(model, targets, sources | by_name)
     if all(_is_counter(name) for name in fitting):
         other = f"; of another shape: {_list_first(map(' '.join, other_shape.items()))}" if other_shape else ""
         raise ValueError(f"nothing fits: the file has {_list_first(given)}; the model has {_list_first(wanted)}{other}")
@@ -223,6 +252,7 @@ def load_matching(
         missing=tuple(name for name in wanted if name not in matches and not _is_counter(name)),
         unexpected=tuple(name for name in given if name not in used),
         other_shape=other_shape,
+        classes=classes if by_name else None,
     )
     if required is not None:
         _check_filled(report, required)
