@@ -76,7 +76,12 @@ Tracker = Annotated[
 ]
 MaxDrop = Annotated[
     float | None,
-    typer.Option(min=0, help="Largest allowed drop of the score; default: 0.001, for INT8 0.02.", show_default=False),
+    typer.Option(
+        min=0,
+        help="Largest allowed drop of the score, for which INT8 leaves sensitive layers in FP32. Default: 0.001, for "
+        "INT8 0.01.",
+        show_default=False,
+    ),
 ]
 Push = Annotated[
     str | None,

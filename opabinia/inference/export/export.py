@@ -105,7 +105,7 @@ def export(
                 else:
                     lines = write_file(form, temporary, job, tolerance, model.origin, bar)
                 bar.update(2)
-            results = MeasuredFiles([], {"exported": temporary}, [])
+            results = MeasuredFiles([], {"exported": temporary}, [], [])
             if measured and form != "torch" and form != "huggingface":
                 results = measure_files(form, temporary, job, evaluations, measured, calibration)
                 Console(highlight=False).print(score_table(results.rows, evaluations))
@@ -115,7 +115,7 @@ def export(
             *lines,
             "predict.py takes the thresholds of the classes that an evaluation has chosen, or --score",
         ]
-    print_written([paths[name] for name in results.files], [*lines, *model.notes])
+    print_written([paths[name] for name in results.files], [*lines, *results.notes, *model.notes])
     if results.errors:
         raise ExportMismatch("\n".join(results.errors) + "\nno such file was written")
     return path

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
@@ -12,9 +13,11 @@ from torch import Tensor
 from opabinia.inference.export.evaluate import Evaluation, Row, measure_file, measure_original
 from opabinia.inference.export.files import onnx_source, write_openvino
 from opabinia.inference.export.job import ExportJob
-from opabinia.inference.export.precision import layer_names, output_layers, write_fp16, write_int8
+from opabinia.inference.export.precision import layer_names, write_fp16, write_int8
+from opabinia.inference.export.sensitivity import rank_layers, smallest_number
+from opabinia.runtime.progress import progress_bar
 
-MAX_DROP = {"exported": 0.001, "fp16": 0.001, "int8": 0.02}
+MAX_DROP = {"exported": 0.001, "fp16": 0.001, "int8": 0.01}
 """Largest allowed drop of the score, by row of the table."""
 
 EvaluatedForm = Literal["onnx", "openvino", "executorch", "litert"]
@@ -52,11 +55,13 @@ class MeasuredFiles:
         rows: rows of the table, the original first.
         files: within the tolerance, by name of the row.
         errors: messages about the others.
+        notes: lines about layers that INT8 leaves in FP32.
     """
 
     rows: list[Row]
     files: dict[str, Path]
     errors: list[str]
+    notes: list[str]
 
 
 def measure_files(
@@ -69,7 +74,7 @@ def measure_files(
 ) -> MeasuredFiles:
     """Write the asked-for precisions of an FP32 file, evaluate all, and compare their scores with the original.
 
-    INT8 that drops by more than allowed is written again with the output layers in FP32.
+    INT8 that drops by more than allowed is written again with the most sensitive layers in FP32, as few as are enough.
 
     Args:
         form: format of the files.
@@ -80,15 +85,17 @@ def measure_files(
         calibration: inputs for INT8.
     """
     original, source = measure_original(evaluations, job), onnx_source(form, exported)
-    found = {"exported": _measure("exported", exported, evaluations, job, original, options.max_drop)}
+    measure = partial(_measure, evaluations=evaluations, job=job, original=original, max_drop=options.max_drop)
+    found = {"exported": measure("exported", exported)}
     for name in options.precisions:
         assert form == "onnx" or form == "openvino"
         path = exported.with_name(f"{name}{exported.suffix}")
-        for patterns in [options.exclude, [*options.exclude, *output_layers(source)]]:
-            write_reduced(name, form, source, path, patterns, calibration)
-            found[name] = _measure(name, path, evaluations, job, original, options.max_drop)
-            if not found[name].error:
-                break
+        write = partial(write_reduced, name, form, source, calibration=calibration)
+        write(path, options.exclude)
+        found[name] = measure(name, path)
+        if name == "int8" and found[name].error:
+            layers = rank_layers(source, options.exclude, calibration)
+            found[name] = _with_sensitive_layers(found[name], layers, options.exclude, write, partial(measure, name))
     hint = "; keep layers in FP32 with --exclude: "
     return MeasuredFiles(
         [original, *(file.row for file in found.values())],
@@ -98,15 +105,19 @@ def measure_files(
             for name, file in found.items()
             if file.error
         ],
+        [file.note for file in found.values() if file.note],
     )
 
 
 class _MeasuredFile(NamedTuple):
-    """A file with its row of the table, and the message if its score drops by more than allowed."""
+    """A file with its row of the table, the drop of its score, the message if that is more than allowed, and a line
+    about layers in FP32."""
 
     path: Path
     row: Row
+    drop: float
     error: str
+    note: str = ""
 
 
 def _measure(
@@ -119,12 +130,48 @@ def _measure(
         evaluation.sign * (before - after)
         for evaluation, before, after in zip(evaluations, original.scores, row.scores, strict=True)
     ]
-    worst = drops.index(max(drops))
+    drop = max(drops)
+    worst = drops.index(drop)
     error = (
-        f"{name}: {evaluations[worst].metric} is {row.scores[worst]:.4f}, {drops[worst]:.4f} worse than the original; "
+        f"{name}: {evaluations[worst].metric} is {row.scores[worst]:.4f}, {drop:.4f} worse than the original; "
         f"allowed is {allowed:g} (--max-drop)"
     )
-    return _MeasuredFile(path, row, error if drops[worst] > allowed else "")
+    return _MeasuredFile(path, row, drop, error if drop > allowed else "")
+
+
+def _with_sensitive_layers(
+    file: _MeasuredFile,
+    layers: Sequence[str],
+    exclude: Sequence[str],
+    write: Callable[[Path, Sequence[str]], None],
+    measure: Callable[[Path], _MeasuredFile],
+) -> _MeasuredFile:
+    """Return the INT8 file with the fewest sensitive layers in FP32 whose drop is allowed; ``file`` if one layer in
+    INT8 is too much.
+
+    Args:
+        file: the INT8 file without them.
+        layers: its modules in INT8, the most sensitive first.
+        exclude: patterns of layers that stay in FP32 in any case.
+        write: writes a file with the layers of these patterns in FP32.
+        measure: measures a file.
+    """
+
+    @cache
+    def trial(count: int) -> _MeasuredFile:
+        path = file.path.with_stem(f"{file.path.stem}-{count}")
+        with progress_bar(f"INT8, {count} of {len(layers)} layers in FP32", 1, unit="trials") as bar:
+            write(path, [*exclude, *layers[:count]])
+            result = measure(path)
+            bar.update(1, metrics=[f"drop {result.drop:.4f}"])
+        return result
+
+    count = smallest_number(len(layers) - 1, lambda count: not trial(count).error)
+    if count is None:
+        return file
+    options = " ".join(f"--exclude {layer}" for layer in [*exclude, *layers[:count]])
+    note = f"int8: {count} of {len(layers)} layers stay in FP32; with all in INT8 the score drops by {file.drop:.4f}"
+    return trial(count)._replace(note=f"{note}. The same without a search: {options}")
 
 
 def write_reduced(

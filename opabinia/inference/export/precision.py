@@ -23,6 +23,7 @@ _HALF = _LAYERS | {
 """Computed in FP16; as in torch's mixed precision, softmax and layer normalization are not."""
 _SAMPLERS = {"GridSample", "RoiAlign"}
 """Read features (the first input) at coordinates."""
+_SUMS = {"Add", "AveragePool"}
 _QUANTIZED = ["Conv", "Gemm", "MatMul", "Add", "MaxPool", "AveragePool", "Relu"]
 
 
@@ -47,7 +48,7 @@ def _module(node: Any) -> str:
 def excluded_nodes(path: Path, patterns: Sequence[str]) -> list[str]:
     """Return the nodes of an ONNX file that stay in FP32: pre- and post-processing (all whose values do not come from a
     convolution or linear layer, or do not enter another one: scores that select regions do not), coordinates, and the
-    layers that a pattern names.
+    layers that a pattern names, with the sums and means of their outputs: a bias, a residual connection.
 
     Args:
         path: path of the file.
@@ -74,11 +75,15 @@ def excluded_nodes(path: Path, patterns: Sequence[str]) -> list[str]:
         lambda node: node.input[:1] if node.op_type in _SAMPLERS else {*node.input} - no_features,
     )
     kept = before & after - _coordinates(graph)
-    return [
-        node.name
-        for node in nodes
-        if node.name not in kept or any(fnmatch(names.get(node.name, ""), pattern) for pattern in patterns)
-    ]
+    excluded, tensors = list[str](), set[str]()
+    for node in nodes:
+        named = any(fnmatch(names.get(node.name, ""), pattern) for pattern in patterns)
+        if named or (node.op_type in _SUMS and tensors & {*node.input}):
+            tensors |= {*node.output}
+            excluded.append(node.name)
+        elif node.name not in kept:
+            excluded.append(node.name)
+    return excluded
 
 
 def _reached(
