@@ -53,6 +53,9 @@ _FRAME = re.compile(r".*fra?me?[-_. ]*", re.IGNORECASE)
 _MIN_PREFIX, _MIN_DIGITS = 8, 5
 """Characters, and digits among them, of any other beginning that names a recording: ``2011_09_26_drive_0005_``."""
 
+_FEW = 1000
+"""Numbers below it count samples of one subject or moment, whose name is long, also if some are missing."""
+
 _MAX_SHARE = 0.5
 """Share of a class that has a name in common above which it is no name of an original or a recording."""
 
@@ -84,6 +87,7 @@ class _Names(NamedTuple):
         runs: folder, and name before the running number; -1 without such a number.
         numbers: the running number, 0 without.
         clips: those of ``runs`` that name a recording, else -1.
+        series: those of other ``runs`` that are long, with numbers that count on or are few, else -1.
     """
 
     originals: Indices
@@ -91,6 +95,7 @@ class _Names(NamedTuple):
     runs: Indices
     numbers: Indices
     clips: Indices
+    series: Indices
 
 
 def find_groups(source: Source, examination: Examination) -> Indices:
@@ -101,9 +106,9 @@ def find_groups(source: Source, examination: Examination) -> Indices:
     - Near-duplicates among the examined samples are one group.
     - Crops and augmented copies of one original, by their names, are one group.
     - Names that differ in a running number are frames of one recording if the rest of the name says so
-      (``clip3_frame0001``, ``patient07/012``, or long with many digits, and numbers that count on); if images of such
-      names look alike, and those of different ones do not; or, one by one, if consecutive ones are more alike than
-      others of the same name are. ``img_0001`` to ``img_9999`` of unrelated images are no group.
+      (``clip3_frame0001``, ``patient07/012``, or long with many digits, and numbers that count on or are below 1,000);
+      if images of such names look alike, and those of different ones do not; or, one by one, if consecutive ones are
+      more alike than others of the same name are. ``img_0001`` to ``img_9999`` of unrelated images are no group.
 
     A name that more than half of a class has in common is ignored, because it is no name of an original; and so is that
     more than half of a class are near-duplicates, because parts before the same camera are not one part.
@@ -113,9 +118,9 @@ def find_groups(source: Source, examination: Examination) -> Indices:
         examination: of them.
     """
     names = _parse(source.split_keys())
-    scopes = _scopes(source.info, len(source))
+    scopes = scopes_of(source.info, len(source))
     originals = np.where(names.are_augmented, names.originals, _without_large(names.originals, scopes))
-    clips = _without_large(names.clips, scopes)
+    clips = _without_large(np.where(names.clips < 0, names.series, names.clips), scopes)
     likeness = _Likeness(examination)
     if likeness.runs_are_recordings(names.runs):
         clips = np.where(clips < 0, _without_large(names.runs, scopes), clips)
@@ -141,15 +146,26 @@ def name_of_original(name: str) -> tuple[str, bool]:
     return os.path.join(folder, (crop[1] or crop[2]) if crop else stem), augmented is not None
 
 
-def recording_of(name: str) -> tuple[str, int] | None:
-    """Return the recording, by the name of a file without its folder, and the running number in it; None of other
-    names."""
-    match = _NUMBERED.fullmatch(name_of_original(os.path.basename(name))[0])
-    if match is None or not (_CLIP.fullmatch(match[1]) or _is_long(match[1])):
-        return None
-    # Of a dataset of videos, video_1 and video_2 are two.
-    names_one = any(character.isdigit() for character in match[1]) or _FRAME.fullmatch(match[1])
-    return (match[1], int(match[2])) if names_one else None
+def recordings_of(names: Sequence[str], scopes: Indices) -> list[tuple[str, int] | None]:
+    """Return the recording of each sample, by the name of its file without folder, and the running number in it; None
+    of other names.
+
+    Args:
+        names: of N files.
+        scopes: the class of each (int64, N): a long name that more than half of a class has in common is no recording.
+    """
+    parsed = _parse(names)
+    codes = np.where(parsed.clips < 0, _without_large(parsed.series, scopes), parsed.clips)
+    matches = [_NUMBERED.fullmatch(name_of_original(name)[0]) for name in names]
+    return [
+        (match[1], int(match[2])) if code >= 0 and match and _names_one(match[1]) else None
+        for code, match in zip(codes.tolist(), matches, strict=True)
+    ]
+
+
+def _names_one(beginning: str) -> bool:
+    """Return whether names with this beginning are of one recording: video_1 and video_2 are two."""
+    return any(character.isdigit() for character in beginning) or _FRAME.fullmatch(beginning) is not None
 
 
 def same_files(sources: Sequence[Source]) -> Indices:
@@ -206,8 +222,9 @@ def _parse(names: Iterable[str]) -> _Names:
     }
     long = {run for run, (_, beginning) in beginnings.items() if _is_long(beginning)}
     is_named, is_long = (np.array([run in chosen for run in runs], dtype=bool) for chosen in (named, long))
-    is_clip = is_named | (is_long & _count_on(codes, counted))
-    return _Names(equal_codes(originals), np.array(augmented), codes, counted, np.where(is_clip, codes, -1))
+    clips = np.where(is_named, codes, -1)
+    series = np.where(~is_named & is_long & (_count_on(codes, counted) | _are_few(codes, counted)), codes, -1)
+    return _Names(equal_codes(originals), np.array(augmented), codes, counted, clips, series)
 
 
 def _is_long(prefix: str) -> bool:
@@ -226,7 +243,15 @@ def _count_on(runs: Indices, numbers: Indices) -> NDArray[np.bool_]:
     return regular[runs + 1]
 
 
-def _scopes(info: SourceInfo, count: int) -> Indices:
+def _are_few(runs: Indices, numbers: Indices) -> NDArray[np.bool_]:
+    """Return which samples are of a run whose numbers are all below :data:`_FEW` (bool, N)."""
+    largest = np.zeros(runs.max(initial=-1) + 2, dtype=np.int64)
+    np.maximum.at(largest, runs + 1, numbers)
+    few: NDArray[np.bool_] = largest[runs + 1] < _FEW
+    return few
+
+
+def scopes_of(info: SourceInfo, count: int) -> Indices:
     """Return the class of each sample (int64, N), 0 if it does not have one class."""
     return np.zeros(count, dtype=np.int64) if info.single_labels is None else np.asarray(info.single_labels)
 

@@ -21,8 +21,9 @@ from opabinia.data.sample_groups import (
     find_groups,
     group_codes,
     name_of_original,
-    recording_of,
+    recordings_of,
     same_files,
+    scopes_of,
 )
 from opabinia.data.sampling.samplers import apportion
 from opabinia.data.sources.subset import write_split
@@ -432,7 +433,7 @@ def find_leaks(splits: Mapping[str, tuple[Source, Examination]]) -> list[Leak]:
             "identical": _identical((source, other), keys) | _same_pixels(examined, other_examined, keys),
             "nearly identical": _near(examined, other_examined, keys),
             "augmented copies of one original": _copies(keys),
-            "frames of one recording": _same_recordings(keys),
+            "frames of one recording": _same_recordings(keys, (source.info, other.info)),
         }
         known: set[str] = set()
         for kind, pairs in found.items():
@@ -479,13 +480,15 @@ def _copies(keys: _Keys) -> dict[str, str]:
     return {key: own for key, own in matches.items() if own is not None}
 
 
-def _same_recordings(keys: _Keys) -> dict[str, str]:
+def _same_recordings(keys: _Keys, infos: tuple[SourceInfo, SourceInfo]) -> dict[str, str]:
     """Frames whose numbers continue each other: where both splits have a number of a recording, its name is used for
     two."""
+    scopes = np.concatenate([scopes_of(info, len(own)) for info, own in zip(infos, keys, strict=True)])
+    recordings = iter(recordings_of([os.path.basename(key) for own in keys for key in own], scopes))
     frames: tuple[dict[str, dict[int, str]], ...] = ({}, {})
     for own_frames, own_keys in zip(frames, keys, strict=True):
-        for key in own_keys:
-            if (recording := recording_of(key)) is not None:
+        for key, recording in zip(own_keys, recordings, strict=False):
+            if recording is not None:
                 own_frames.setdefault(recording[0], {})[recording[1]] = key
     first, second = frames
     return {

@@ -68,6 +68,8 @@ NUMBERED = [f"{number:04d}" for number in range(20)]
         ([f"street{street}.mp4/{number}.png" for street in range(4) for number in NUMBERED], 4),
         ([f"case_{number}.png" for number in NUMBERED], 0),
         ([f"2011_09_26_drive_000{clip}_{number}.png" for clip in range(4) for number in NUMBERED], 4),
+        ([f"{subject:08d}_{scan:03d}.png" for subject in range(4) for scan in (0, 3, 8)], 4),
+        ([f"n0144076{animal}_{int(number) ** 3 % 9973}.JPEG" for animal in range(4) for number in NUMBERED], 0),
         ([f"{clip}/v_Dive_g0{clip}_c0{number}.avi" for clip in range(4) for number in range(5)], 4),
         ([f"{number}_jpg.rf.{copy}0abcdef.jpg" for number in range(3) for copy in range(3)], 3),
         ([f"{number}_crop{copy}.jpg" for number in range(5) for copy in range(3)], 5),

@@ -244,6 +244,26 @@ def test_a_dataset_is_split_in_a_file(task: TaskName, tmp_path: Path) -> None:
         assert not set(parts[0].classes) & set(parts[1].classes)
 
 
+@pytest.mark.parametrize(
+    ("name", "numbers", "count"),
+    [
+        ("n01440764_{}.jpg", ([7, 4001, 912, 3], [8002, 45]), 0),  # of a class
+        ("n01440764_{}.jpg", ([7, 40, 12, 3], [8, 45]), 0),
+        ("clip1_{}.jpg", ([7, 40, 12, 3], [8, 45]), 2),
+        ("00001613_00{}.jpg", ([0, 3], [8]), 1),  # of a subject
+    ],
+)
+def test_leaks_by_names(name: str, numbers: tuple[list[int], list[int]], count: int) -> None:
+    others = [f"{letter}.jpg" for letter in "abcd"] if count else []
+    unread = Examination(np.zeros(0, dtype=np.int64), [], is_complete=False)
+    splits = {}
+    for split, own in zip(("train", "val"), numbers, strict=True):
+        names = [*map(name.format, own), *others]
+        info = SourceInfo(classes=("a",), labels=np.zeros(len(names), dtype=np.int64))
+        splits[split] = ImageFiles(Path(split), [file.encode() for file in names], info), unread
+    assert [leak.count for leak in find_leaks(splits)] == ([count] if count else [])
+
+
 def test_leaks_are_counted_and_named(tmp_path: Path) -> None:
     for number in range(8):
         save(tmp_path / "train" / f"{number}.png", number)

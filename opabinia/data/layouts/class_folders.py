@@ -22,6 +22,10 @@ from opabinia.runtime.text import plural
 
 _ASKED = 50
 """Folders that are looked at to see what classes are, at most."""
+_COUNTED = 1000
+"""Files of a class that are counted, at most."""
+_ANNOTATIONS = (".txt", ".xml", ".json", ".csv", ".mat")
+"""Suffixes of annotations of one image each."""
 
 
 _PART = re.compile(r"(^|[_ -])(part|images?|imgs?|chunk|batch)[_ -]?\d+$", re.IGNORECASE)
@@ -40,6 +44,7 @@ class _Kind:
 
 
 _IMAGES = _Kind("class_folders", "classification", "image_folder", "image", IMAGES)
+_LEAVES = replace(_IMAGES, name="leaf_folders")
 _VIDEOS = _Kind("video_folders", "video", "videos", "video", [name for name in VIDEOS if name != ".gif"])
 
 
@@ -63,7 +68,8 @@ def read_class_folders(folder: Folder) -> Iterator[Layout]:
 
     Raises:
         UnreadableLayout: there is one class, or no training data, or validation data has other classes, in this case
-            after the reading as identities; or, after all readings, folders in those of classes may be the classes.
+            after the reading as identities; or, after all readings, folders in those of classes may be the classes,
+            or there are annotations of the images.
     """
     splits = _find_splits(folder, _IMAGES)
     if splits is None:
@@ -78,7 +84,16 @@ def read_class_folders(folder: Folder) -> Iterator[Layout]:
         yield identities
     yield _layout(folder, splits, _IMAGES)
     yield identities
-    _check_depth(splits["train"].folder, names)
+    if (inner := _folders_in_classes(splits["train"].folder, names)) is not None:
+        leaves = {name: replace(split, classes=_leaves(split)) for name, split in splits.items()}
+        with suppress(UnreadableLayout):  # those of splits differ
+            description = _description(leaves, "innermost folders of images, each of a class,")
+            yield replace(_layout(folder, leaves, _LEAVES), description=description)
+        raise UnreadableLayout(
+            f"{inner.text} holds folders of images, {listed(inner.folders, 3)}: if these are the classes, "
+            f"{inner.command()}"
+        )
+    _check_annotations(splits["train"].folder, names)
 
 
 def read_video_folders(folder: Folder) -> Iterator[Layout]:
@@ -158,16 +173,38 @@ def _listed_splits(whole: _Split, kind: _Kind) -> dict[str, _Split]:
     return found if "train" in found and len(found) > 1 else {}
 
 
-def _check_depth(folder: Folder, classes: Sequence[str]) -> None:
-    """Raise UnreadableLayout if a folder of a class holds several folders of images and no image itself."""
+def _folders_in_classes(folder: Folder, classes: Sequence[str]) -> Folder | None:
+    """Return the first folder of a class that holds several folders of images and no image itself."""
     for name in classes[:_ASKED]:
         inner = _descend(folder.sub(name))
         below = [sub for sub in inner.folders[:_ASKED] if inner.sub(sub).holds()]
         if len(below) > 1 and not inner.named(*IMAGES):
-            command = inner.command()
-            raise UnreadableLayout(
-                f"{folder.at(name)} holds folders of images, {listed(below, 3)}: if these are the classes, {command}"
-            )
+            return inner
+    return None
+
+
+def _leaves(split: _Split) -> list[str]:
+    """Return the folders with images below those of classes, without folders in these."""
+    found: list[str] = []
+    for place in sorted(
+        f"{name}/{place}".rstrip("/") for name in split.classes for place in split.folder.sub(name).places()
+    ):
+        if not found or not place.startswith(f"{found[-1]}/"):
+            found.append(place)
+    return found
+
+
+def _check_annotations(folder: Folder, classes: Sequence[str]) -> None:
+    """Raise UnreadableLayout if there is a file that may be annotations for at least every third image."""
+    places = [(name, folder.sub(name)) for name in classes[:_ASKED]]
+    found = [(name, place.tree(_ANNOTATIONS, _COUNTED)) for name, place in places]
+    files = [f"{name}/{file}" for name, of_class in found if len(of_class) > 1 for file in of_class]
+    count = sum(len(place.tree(IMAGES, _COUNTED)) for _, place in places)
+    if len(files) >= count / 3:
+        raise UnreadableLayout(
+            f"{folder.text} has {len(files)} files beside {count} images, such as {files[0]}, in no format of "
+            "annotations that is recognized"
+        )
 
 
 def _descend(folder: Folder) -> Folder:

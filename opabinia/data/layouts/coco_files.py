@@ -37,6 +37,7 @@ class _File:
         split: as its name or folder says; None if they do not.
         group: its name without the split: ``instances``.
         images: the folder that its image names are relative to.
+        names: first names of images.
         maps: the folder of the maps of panoptic segments.
         words: those that occur in it, of :data:`_WORDS`.
     """
@@ -45,6 +46,7 @@ class _File:
     split: str | None
     group: str
     images: str
+    names: Sequence[str]
     maps: str | None
     words: frozenset[str]
 
@@ -104,7 +106,7 @@ def _read_file(folder: Folder, name: str) -> _File | None:
     images, maps = _image_folder(folder, name, split, names), None
     if "segments_info" in words:
         maps = _map_folder(folder, name, base[:-5])
-    return _File(name, split, group, images, maps, frozenset(words))
+    return _File(name, split, group, images, names, maps, frozenset(words))
 
 
 def _search(folder: Folder, name: str) -> tuple[set[str], list[str]]:
@@ -263,5 +265,6 @@ def _layout(
     folder: Folder, name: str, task: TaskName, noun: str, files: Sequence[_File], sections: dict[str, dict[str, Any]]
 ) -> Layout:
     used = {part.partition("/")[0] for file in files for part in (file.name, file.images, file.maps or "")}
+    used |= {name.partition("/")[0] for file in files for name in file.names if not file.images}
     description = f"{noun} in {listed([file.name for file in files])}"
     return make_layout(name, task, description, sections, notes=folder.others(used))

@@ -265,11 +265,13 @@ class Folder:
             raise UnreadableLayout(f"{self.at(name)} cannot be read: {error.strerror or error}") from error
 
     def others(self, used: Collection[str]) -> tuple[str, ...]:
-        """Return a remark that names the folders, and the files that may be data, that are not in ``used``."""
+        """Return a remark that names the folders, and the files that may be data, that are not in ``used``. With an
+        empty name in it, images in the folder itself are used, and files of the same names."""
         if self.only is not None:
             return ()
         names = [f"{name}/" for name in self.folders if name not in used]
-        names += [name for name in self.named(*_DATA) if name not in used]
+        stems = {os.path.splitext(name)[0] for name in self.named(*IMAGES)} if "" in used else ()  # read from here
+        names += [name for name in self.named(*_DATA) if name not in used and os.path.splitext(name)[0] not in stems]
         listed = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
         return (f"not read: {listed}",) if names else ()
 

@@ -183,14 +183,20 @@ def find_paths(folder: Folder, name: str, rows: Sequence[Mapping[str, Any]]) -> 
 def _repeats_folders(folder: Folder, table: ImageList) -> bool:
     """Return whether the labels in a list are the folders of the images, by name or one for each, or it has none: then
     the folders are read."""
-    parents = [PurePosixPath(table.root, str(value)).parent.name for value in table.values(table.path)]
-    if len({*parents}) < 2 or table.column(_IDENTITIES):
+    if table.column(_IDENTITIES):
         return False
     options = _label_options(folder, table, needed=False)
-    if options is None:
+    parents = [PurePosixPath(table.root, str(value)).parent.name for value in table.values(table.path)]
+    if options is None or "label_columns" in options:
+        return options is None and len({*parents}) > 1
+    labels = [str(value) for value in table.values(options.get("label", "label"))]
+    index = folder.whole.images_by_name
+    names = [PurePosixPath(str(value)).name + table.place.suffix for value in table.values(table.path)]
+    folders = [{PurePosixPath(path).parent.name for path in index.get(name, ())} for name in names]
+    if all(label in found for label, found in zip(labels, folders, strict=True)):
         return True
-    pairs = {*zip(parents, map(str, table.values(options.get("label", "label"))), strict=True)}
-    return len(pairs) == len({*parents}) == len({label for _, label in pairs})
+    pairs = {*zip(parents, labels, strict=True)}
+    return 1 < len(pairs) == len({*parents}) == len({*labels})
 
 
 def _describes_classes(folder: Folder, table: ImageList) -> bool:
@@ -248,9 +254,10 @@ def _label_options(folder: Folder, table: ImageList, *, needed: bool = True) -> 
         called = [name for name in repeated if _LABEL.search(name)]
         repeated = called if len(called) == 1 else repeated
         if len(repeated) > 1 and needed:
-            raise UnreadableLayout(
-                f"{folder.at(table.name)}: the columns {listed(repeated)} may be the labels; call one of them label"
-            )
+            are_numbers = all(_is_number(value) for name in repeated for value in table.values(name))
+            hint = "; numbers such as those of points are not predicted (regression)" if are_numbers else ""
+            columns = f"the columns {listed(repeated)} may be the labels"
+            raise UnreadableLayout(f"{folder.at(table.name)}: {columns}; call one of them label{hint}")
         column = repeated[0] if len(repeated) == 1 else None
     if column is None and needed:
         numbers = [name for name in others if all(_is_number(value) for value in table.values(name))]

@@ -105,7 +105,10 @@ def _too_many(found: MapValues, names: int) -> bool:
     if found.colors:
         return not names and len(found.colors) > _MAX_VALUES
     values = found.gray.keys() - {IGNORE_LABEL}
-    return len(values) > IGNORE_LABEL or (len(values) > _MAX_VALUES and max(values) > 2 * (names or len(values)))
+    if len(values) <= _MAX_VALUES:
+        return False
+    around_few = not names and frequent_values({(value,): count for value, count in found.gray.items()}) is not None
+    return len(values) > IGNORE_LABEL or max(values) > 2 * (names or len(values)) or around_few
 
 
 def _nearest(

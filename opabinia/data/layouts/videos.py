@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -63,7 +64,7 @@ def _list_section(folder: Folder, name: str) -> tuple[dict[str, Any], set[str]] 
         folders = [re.sub(r"\s+\d+$", "", path) for path in paths]
         for root in roots if "path" not in options else ():
             places = [f"{root}/{path}".lstrip("/") for path in folders]
-            if all((whole.path / place).is_dir() and whole.sub(place).named(*IMAGES) for place in places):
+            if all(os.path.isdir(whole.path / place) and whole.sub(place).named(*IMAGES) for place in places):
                 section = {"name": "frame_folders", "file": folder.at(name), **options}
                 return section | ({"root": folder.at(root)} if root else {}), labels
     return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Literal
 
 from opabinia.runtime.log import log
@@ -45,6 +46,7 @@ UNUSED_MAP = "label maps without an image"
 BAD_SEGMENT = "segments whose id is used twice in an image, or not 1 to 16777215"
 UNREADABLE = "images that cannot be read"
 WRONG_SIZE = "images of another size than annotated"
+SCALED_MAP = "label maps of another size than their image, with the same proportions"
 UNREADABLE_VIDEO = "videos that cannot be read"
 DAMAGED_VIDEO = "damaged videos"
 
@@ -58,6 +60,7 @@ _CLIPPED = {
     CUT_BOX: "clipped to the image",
     CUT_SEGMENTATION: "clipped to the image, those without area in it dropped",
     OUTSIDE_KEYPOINT: "hidden",
+    SCALED_MAP: "scaled to the image",
 }
 """What ``broken: clip`` does about errors other than dropping the object."""
 
@@ -156,4 +159,10 @@ def check_errors(where: object, groups: Iterable[ErrorGroup], broken: Broken) ->
         raise ValueError(f"{where}: {counts}: {listed}. {hint}")
     for group in groups:
         clips = broken in ("clip", "fix")
-        log.warning("%s: %s: %s", where, group, _CLIPPED.get(group.kind, "dropped") if clips else "dropped")
+        _warn(f"{where}: {group}: {_CLIPPED.get(group.kind, 'dropped') if clips else 'dropped'}")
+
+
+@lru_cache(maxsize=1000)
+def _warn(text: str) -> None:
+    """Log a warning, the same one once in a process: a command makes a source several times."""
+    log.warning("%s", text)

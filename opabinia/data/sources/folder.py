@@ -33,7 +33,8 @@ class ImageFolder(ImageFiles):
     Args:
         root: the folder that holds the class folders.
         channels: 3 for color, 1 for gray; images are converted.
-        classes: folders to use, in the order of their labels; all of them, sorted, when not given.
+        classes: folders to use, in the order of their labels, which may be below others (``fruit/apple``); all of them,
+            sorted, when not given.
         list_file: use the images in this list: a path below the root in each line, with or without the suffix, and
             perhaps a label after it.
 
@@ -184,7 +185,8 @@ def find_class_files(
 
     Args:
         root: the folder that holds the class folders.
-        classes: folders to use, in the order of their labels; all of them, sorted, when None.
+        classes: folders to use, in the order of their labels, which may be below others; all of them, sorted, when
+            None.
         kind: the kind of files, for errors.
         suffixes: of these files.
         list_file: names those to use; None: all.
@@ -197,6 +199,7 @@ def find_class_files(
     """
     root = existing_folder(root, "root is the folder that holds the class folders")
     folders = list_class_folders(root)
+    folders += [name for name in classes or () if "/" in name and (root / name).is_dir()]
     chosen = tuple(folders[index] for index in select_classes(root, folders, classes))
     files = [find_files(root, folder, suffixes) for folder in chosen]
     for folder, names in zip(chosen, files, strict=True):

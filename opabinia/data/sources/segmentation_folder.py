@@ -32,7 +32,7 @@ from opabinia.runtime.text import plural
 Byte = Annotated[int, Interval(ge=0, le=255)]
 PixelValue = Annotated[int, Interval(ge=0, le=65535)]
 Unlisted = Literal["error", "ignore", "nearest"]
-BrokenMap = Literal["error", "drop"]
+BrokenMap = Literal["error", "drop", "fix"]
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,10 @@ class SegmentationFiles(NamedFiles):
         image_file, map_file = self.paths(index)
         image, name = read_image(image_file, self.channels), os.fsdecode(map_file)
         labels = self._labels.convert(read_map(map_file), name)
-        if labels.shape != tuple(image.shape[-2:]):
+        height, width = image.shape[-2:]
+        if _are_proportional(np.array([[height, width]]), np.array([labels.shape])).all():
+            labels = _scaled(labels, height, width)
+        if labels.shape != (height, width):
             raise MapError(f"{name} has {_pixels(labels.shape)} pixels, the image {_pixels(image.shape[-2:])}")
         return make_map_sample(image, self.id(index), GroundTruthMap(self.id(index), labels))
 
@@ -197,7 +200,7 @@ def segmentation_folder(
         unlisted: for values that are neither a class nor ignored: ``error`` raises; ``ignore`` ignores the pixels;
             ``nearest`` takes the class of the nearest value or color, for maps that are JPEG or were interpolated.
         broken: for images without a map, of another size than their map, or that cannot be read: ``error`` raises;
-            ``drop`` drops them.
+            ``drop`` drops them; ``fix`` scales maps with the proportions of their image, and drops the rest.
         channels: 3 for color, 1 for gray; images are converted.
 
     Raises:
@@ -245,7 +248,7 @@ def segmentation_list(
         reduce_zero_label: 0 in a map is ignored, and 1 is the first class.
         ignore: values of pixels without a label; null: 255.
         unlisted: for values that are neither a class nor ignored: ``error``, ``ignore`` or ``nearest``.
-        broken: for images without a map, of another size, or that cannot be read: ``error`` or ``drop``.
+        broken: for images without a map, of another size, or that cannot be read: ``error``, ``drop`` or ``fix``.
         channels: 3 for color, 1 for gray; images are converted.
 
     Raises:
@@ -298,7 +301,7 @@ def _open(
 ) -> SegmentationFiles:
     """Check the files of images and maps, and return the source; ``searched``: the folder and suffix of maps, of which
     unused ones are reported."""
-    sizes, kept, errors = _check_files(root, image_files, map_files)
+    sizes, kept, errors = _check_files(root, image_files, map_files, fix=broken == "fix")
     check_errors(root, errors.groups(), broken)
     _report_unused(root, find_files(root, searched[0], [searched[1]]) if searched else [], map_files, errors)
     if not kept.any():
@@ -436,10 +439,10 @@ def _report_unused(root: Path, found: Sequence[bytes], used: Sequence[bytes], er
 
 
 def _check_files(
-    root: Path, images: Sequence[bytes], maps: Sequence[bytes]
+    root: Path, images: Sequence[bytes], maps: Sequence[bytes], *, fix: bool
 ) -> tuple[Indices, NDArray[np.bool_], ErrorCollector]:
     """Return the sizes of images (int64, N x 2), which of them can be used (bool, N), and the errors of the others:
-    missing, listed twice, unreadable, or of different sizes."""
+    missing, listed twice, unreadable, or of different sizes; with ``fix`` maps that can be scaled are used."""
     errors = ErrorCollector()
     first = {name: index for index, name in reversed(list(enumerate(images)))}
     repeated = np.array([first[name] != index for index, name in enumerate(images)])
@@ -450,7 +453,8 @@ def _check_files(
             f"{root}: none of {plural(len(images), 'image')} has a label map; expected {expected:.300} for {image:.300}"
         )
     sizes, map_sizes = read_sizes(root, images, errors), read_sizes(root, maps, errors)
-    for index in np.flatnonzero(repeated | ~image_exists | ~map_exists | (sizes != map_sizes).any(1)).tolist():
+    same, proportional = (sizes == map_sizes).all(1), _are_proportional(sizes, map_sizes)
+    for index in np.flatnonzero(repeated | ~image_exists | ~map_exists | ~same).tolist():
         name, map_name = os.fsdecode(images[index]), os.fsdecode(maps[index])
         if repeated[index]:
             errors.add(kinds.DUPLICATE_IMAGE, name, "", "in the list")
@@ -460,6 +464,23 @@ def _check_files(
             errors.add(kinds.MISSING_MAP, name, "", f"there is no {map_name}")
         elif sizes[index].all() and map_sizes[index].all():
             value = f"{_pixels(sizes[index])} pixels, {map_name} has {_pixels(map_sizes[index])}"
-            errors.add(kinds.WRONG_SIZE, name, "", value)
-    kept = ~repeated & (sizes > 0).all(1) & (sizes == map_sizes).all(1)
+            errors.add(kinds.SCALED_MAP if fix and proportional[index] else kinds.WRONG_SIZE, name, "", value)
+    kept = ~repeated & (sizes > 0).all(1) & (same | (fix & proportional))
     return sizes, kept, errors
+
+
+def _are_proportional(sizes: Indices, map_sizes: Indices) -> NDArray[np.bool_]:
+    """Return which maps (int64, N x 2) have the proportions of their image, but for rounding to a pixel (bool, N)."""
+    deviations = np.abs(sizes[:, 0] * map_sizes[:, 1] - sizes[:, 1] * map_sizes[:, 0])
+    close: NDArray[np.bool_] = (deviations < sizes.max(1)) & (map_sizes > 0).all(1)
+    return close
+
+
+def _scaled(labels: NDArray[np.uint8], height: int, width: int) -> NDArray[np.uint8]:
+    """Return labels (H x W) at another size: each pixel has the label of the nearest one."""
+    rows, columns = (
+        ((np.arange(side) + 0.5) * old / side).astype(np.int64)
+        for side, old in zip((height, width), labels.shape, strict=True)
+    )
+    scaled: NDArray[np.uint8] = labels[rows[:, None], columns]
+    return scaled

@@ -57,7 +57,7 @@ class TimeLimit(Hook):
         log.warning(message, total_steps, run.ends_at, self.max_time)
 
     def after_phase(self, run: Run, phase: Phase) -> None:
-        """Log the share of the time that is used, after an evaluation."""
-        if phase.kind == "evaluate":
+        """Log the share of the time that is used, after an evaluation of a run."""
+        if phase.kind == "evaluate" and self._first is not None:
             used = time.monotonic() - run.start_time
             log.info("%s of at most %s are used", format_seconds(used), format_seconds(self._seconds))

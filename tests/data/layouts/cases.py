@@ -72,6 +72,28 @@ CLASSIFICATION = [
         notes=["they hold no image: notes"],
     ),
     Case(
+        "folders below those of groups",
+        images("{train,val}/fruit/apple/{fuji,gala}/1.jpg", "{train,val}/{fruit/kiwi,milk}/1.jpg"),
+        *("leaf_folders", "classification", 4, 4),
+        given={"layout": "leaf_folders"},
+        classes=["fruit/apple/fuji", "fruit/apple/gala", "fruit/kiwi", "milk"],
+    ),
+    Case(
+        "a list of names of images that are in folders of their labels",
+        steps(
+            images("{train,test}/{a,b}/{1..2}.jpg", "train/b/1.jpg"),
+            text("train.csv", "filename,class\n1.jpg,a\n2.jpg,b\n"),
+            text("test.csv", "filename,class\n1.jpg,a\n2.jpg,b\n"),
+        ),
+        *("class_folders", "classification", 4, None, 4),
+    ),
+    Case(
+        "a list with a long line of names beside class folders",
+        steps(images(*CATS), text("x.csv", f"{','.join(['column'] * 60)}\n" * 3)),
+        *("class_folders", "classification", 4),
+        notes=["x.csv"],
+    ),
+    Case(
         "images beside the class folders",
         images(*CATS, "{1..3}.png"),
         *("class_folders", "classification", 4),
@@ -909,6 +931,19 @@ SEGMENTATION = [
         notes=["different values: pixels get the class of the nearest of the values 0, 255"],
     ),
     Case(
+        "maps with all shades between two values",
+        steps(
+            images("images/{1..43}.png"),
+            *(
+                maps(f"masks/{i}.png", values=(0,) * 29 + tuple(range(6 * i - 6, min(6 * i, 256))) + (255,) * 29)
+                for i in range(1, 44)
+            ),
+        ),
+        *("maps", "segmentation", 43),
+        classes=["background", "object"],
+        notes=["256 different values: pixels get the class of the nearest of the values 0, 255"],
+    ),
+    Case(
         "black and white maps in color",
         steps(images("images/{1..2}.png"), maps("masks/{1..2}.png", values=(0, 0, 0, 255, 255, 255), mode="RGB")),
         *("maps", "segmentation", 2),
@@ -1224,9 +1259,24 @@ AMBIGUOUS = [
         ["a.csv", "color, shape", "call one of them label"],
     ),
     Wrong(
+        "a list with points",
+        steps(
+            images("{1..4}.jpg"), text("a.csv", ",0,1\n1.jpg,2.0,3.0\n2.jpg,2.0,4.0\n3.jpg,1.0,3.0\n4.jpg,1.0,4.0\n")
+        ),
+        ["a.csv", "0, 1 may be the labels", "points are not predicted"],
+    ),
+    Wrong(
+        "files of annotations in folders that may be classes",
+        steps(
+            images("{us,eu}/{1..3}.jpg"),
+            *(text(f"{place}/{i}.txt", "plate YG9X2G\n") for place in ("us", "eu") for i in (1, 2)),
+        ),
+        ["4 files beside 6 images, such as eu/1.txt", "no format of annotations", "--task classification"],
+    ),
+    Wrong(
         "folders of images in those that may be classes",
         images("Dataset/{0..3}/{1..2}.jpg", "Examples/{1..3}.jpg"),
-        ["Dataset holds folders of images, 0, 1, 2", "opabinia train", "Dataset", "--task classification"],
+        ["Dataset holds folders of images, 0, 1, 2", "Dataset", "--layout class_folders", "--layout leaf_folders"],
     ),
     Wrong(
         "names of files that may begin with classes",

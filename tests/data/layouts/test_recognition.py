@@ -18,7 +18,7 @@ from opabinia.data.layouts.layout import Section
 from opabinia.data.layouts.recognition import recognize
 from opabinia.training import builtin_parts as builtin_parts
 from tests.data.layouts.cases import CASES, WRONG
-from tests.data.layouts.folders import Case, Maker, Wrong, encoded_image, images, text
+from tests.data.layouts.folders import Case, Maker, Wrong, coco, encoded_image, images, text
 
 CATALOG = live_catalog()
 COMMAND = Entry("command", "open", lambda source: source, (Parameter("source", {"kind": "part", "family": "source"}),))
@@ -68,6 +68,15 @@ def test_questions_and_errors(case: Wrong, tmp_path: Path) -> None:
     assert str(root) in message
     assert all(part in message for part in case.parts), message
     assert len(message.splitlines()) < 12
+
+
+def test_images_that_are_read_are_not_called_unread(tmp_path: Path) -> None:
+    names = ["pictures/1.jpg", "2.jpg"]
+    images(*names)(Maker(tmp_path))
+    Maker(tmp_path).json("a.json", coco(names))
+    assert recognize(tmp_path).notes == ()
+    images("other/1.jpg")(Maker(tmp_path))
+    assert recognize(tmp_path).notes == ("not read: other/",)
 
 
 FEATURES = {"picture": {"_type": "Image"}, "kind": {"names": ["a"], "_type": "ClassLabel"}}

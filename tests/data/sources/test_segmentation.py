@@ -24,6 +24,7 @@ from opabinia.data.sources import (
     segmentation_list,
     voc_segmentation,
 )
+from opabinia.data.sources.annotation_errors import SCALED_MAP, WRONG_SIZE
 from opabinia.data.sources.segmentation_folder import SegmentationFiles
 
 VALUES = np.array([[0, 1, 2], [255, 2, 1]], dtype=np.uint8)
@@ -180,6 +181,22 @@ def test_broken_files_are_reported_at_once(tmp_path: Path) -> None:
     source = segmentation_folder(root=tmp_path, classes=["a"], broken="drop")
     assert [source.id(index) for index in range(len(source))] == ["images/d.jpg"]
     assert sum(group.count for group in source.info.errors) == 3
+
+
+def test_maps_with_the_proportions_of_their_image_are_scaled(tmp_path: Path) -> None:
+    (tmp_path / "images").mkdir()
+    (tmp_path / "labels").mkdir()
+    labels = np.kron(np.array([[0, 1, 2], [2, 1, 0]], dtype=np.uint8), np.ones((10, 10), dtype=np.uint8))
+    for name, size in (("a", (40, 60)), ("b", (41, 61)), ("c", (40, 70)), ("d", (60, 40))):
+        save(tmp_path / f"images/{name}.jpg", np.zeros(size, dtype=np.uint8))
+        save(tmp_path / f"labels/{name}.png", labels)
+    source = segmentation_folder(root=tmp_path, classes=["x", "y", "z"], broken="fix")
+    assert [source.id(index) for index in range(len(source))] == ["images/a.jpg", "images/b.jpg"]
+    assert labels_of(source) == np.kron(labels, np.ones((2, 2), dtype=np.uint8)).tolist()
+    assert source[1]["ground_truth_map"].labels.shape == (41, 61)
+    assert {group.kind: group.count for group in source.info.errors} == {SCALED_MAP: 2, WRONG_SIZE: 2}
+    with pytest.raises(ValueError, match=r"images/a\.jpg: 60 x 40 pixels, labels/a\.png has 30 x 20"):
+        segmentation_folder(root=tmp_path, classes=["x", "y", "z"])
 
 
 def test_an_image_that_is_listed_twice(tmp_path: Path) -> None:
