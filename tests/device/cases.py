@@ -275,6 +275,11 @@ SETTINGS = {
     "fp16_detection": detection(
         "mask_rcnn_r50_1x", f"name: mask_rcnn, {REGIONS}, {MASKS}", "train.precision=fp16", "train.micro_batch_size=1"
     ),
+    "oriented_queries": Case(
+        "detection/dota/rotated_fcos_r50_1x",
+        (BF16, NET, f"task.detector={{name: rt_detr, {QUERIES}, num_denoising: 8, oriented: {{}}}}"),
+        needs="transformers",
+    ),
     "semi_supervised_boxes": detection(
         "fcos_r50_1x", f"name: fcos, {DENSE}, num_convs: 1", pseudo_labels("{name: boxes, threshold: 0.001}")
     ),

@@ -87,6 +87,11 @@ STEP: dict[str, Waits] = {
     "optimizer/asgd": {"StandardStep.__call__: item": 24, "StandardStep.__call__: copy to the device": 16},
     "setting/fp16_unfused": {"StandardStep.__call__: item": 1},
     "setting/fp16_detection": {"true_indices: item": 10, "box_nms: nms": 2},
+    "setting/oriented_queries": {
+        "HybridDetector._encode: item": 1,
+        "HybridDetector._make_denoising: nonzero": 1,
+        "match_queries: copy to the host": 1,
+    },
     "setting/semi_supervised_boxes": {"true_indices: item": 2, "box_nms: nms": 1},
     "setting/skip_unfused": {"UpdateGuard.update_unless: item": 1},
 }
@@ -127,6 +132,7 @@ EVALUATION_BATCH: dict[str, Waits] = {
     "segmentation_loss/boundary": {"_present_classes: nonzero": 1},
     "segmentation_loss/lovasz": {"_present_classes: nonzero": 1},
     "setting/fp16_detection": {"true_indices: item": 8, "box_nms: nms": 6, "postprocess: nonzero": 2},
+    "setting/oriented_queries": {"HybridDetector._make_denoising: nonzero": 1, "match_queries: copy to the host": 1},
     "setting/semi_supervised_boxes": {"true_indices: item": 1, "box_nms: nms": 2},
 }
 """Waits of an evaluation batch beside PREDICTIONS."""
@@ -139,6 +145,7 @@ NONDETERMINISTIC = dict.fromkeys(
             "detector/mask2former",
             "detector/rf_detr",
             "detector/rt_detr",
+            "setting/oriented_queries",
         ),
         "decoder/mask2former",
     ),

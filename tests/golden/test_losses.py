@@ -29,11 +29,11 @@ def restore_torch_settings() -> Iterator[None]:
     torch.backends.cudnn.deterministic = False
 
 
-D_FINE_DIGITS = ("digits_d_fine_masks", "digits_d_fine_keypoints")
+QUERY_DIGITS = ("digits_d_fine_masks", "digits_d_fine_keypoints", "digits_rt_detr_oriented")
 FAST = (
     {name for name in packaged_names() if "digits" in name.split("/")[-1]}
     - {"selfsup/digits_deepcluster", "selfsup/digits_dino", "selfsup/digits_moco_v3", "segmentation/digits_panoptic"}
-    - {f"detection/{name}" for name in D_FINE_DIGITS}  # their steps take longer than those of the others together
+    - {f"detection/{name}" for name in QUERY_DIGITS}  # their steps take longer than those of the others together
     - {"detection/digits_oriented"}  # draws its images for as long as a hundred steps take
     | {"selfsup/imagenet/deepcluster_r50", "selfsup/imagenet/dino_vit_s", "selfsup/imagenet/moco_v3_vit_s"}
     | {"selfsup/imagenet/ibot_vit_s", "detection/dota/rotated_fcos_r50_1x"}
@@ -59,7 +59,7 @@ NEEDS = {
     **{f"detection/coco/{name}_r50": "transformers" for name in ("rt_detr", "detr", "deformable_detr")},
     **{
         f"detection/{name}": "transformers"
-        for name in ("coco/d_fine_s", "coco/d_fine_l", "coco/rf_detr_small", "finetune", *D_FINE_DIGITS)
+        for name in ("coco/d_fine_s", "coco/d_fine_l", "coco/rf_detr_small", "finetune", *QUERY_DIGITS)
     },
     "segmentation/cityscapes/mask2former_r50": "transformers",
 }

@@ -22,6 +22,7 @@ from opabinia.models.detectors.mask2former import MaskClassifier
 from opabinia.models.detectors.masks import MaskOptions
 from opabinia.models.detectors.query_keypoints import QueryKeypointOptions
 from opabinia.models.detectors.query_masks import QueryMaskOptions
+from opabinia.models.detectors.query_oriented import QueryOrientedOptions
 from opabinia.models.detectors.rcnn import cascade_rcnn, faster_rcnn, keypoint_rcnn, mask_rcnn
 from opabinia.models.detectors.regions import PoolingOptions
 from opabinia.models.detectors.rpn import ProposalNetwork, ProposalOptions
@@ -44,7 +45,7 @@ REGIONS: dict[str, Any] = {
 QUERIES: dict[str, Any] = {"num_queries": 12, "decoder_layers": 2, "ffn_dim": 24, "dropout": 0.0}
 HEADS: dict[str, Any] = {"attention_heads": 4, "encoder_layers": 1}
 GROUPS: dict[str, Any] = {"num_groups": 3, "self_attention_heads": 4, "cross_attention_heads": 4}
-KEYPOINT = QueryKeypointOptions()
+KEYPOINT, ORIENTED = QueryKeypointOptions(), QueryOrientedOptions()
 QUERY_MASK = QueryMaskOptions(num_blocks=1, ffn_dim=16, num_points=64)
 MASK_CLASSIFIER = partial(
     Mask2Former,
@@ -72,13 +73,20 @@ DETECTORS: Mapping[str, Callable[..., Detector]] = {
     "d_fine_keypoints": partial(DFine, channels=16, num_denoising=10, keypoint=KEYPOINT, **QUERIES, **HEADS),
     "rf_detr_keypoints": partial(rf_detr, channels=32, keypoint=KEYPOINT, **{**QUERIES, "num_queries": 6}, **GROUPS),
     "rf_detr_masks": partial(rf_detr, channels=32, mask=QUERY_MASK, **{**QUERIES, "num_queries": 6}, **GROUPS),
+    "rt_detr_oriented": partial(RTDetr, channels=16, num_denoising=10, oriented=ORIENTED, **QUERIES, **HEADS),
+    "d_fine_oriented": partial(DFine, channels=16, num_denoising=10, oriented=ORIENTED, **QUERIES, **HEADS),
+    "rf_detr_oriented": partial(rf_detr, channels=32, oriented=ORIENTED, **{**QUERIES, "num_queries": 6}, **GROUPS),
     "mask2former": partial(MaskClassifier, decoder=MASK_CLASSIFIER, max_detections=7),
 }
 LIBRARY = (
     *("rt_detr", "d_fine", "detr", "deformable_detr", "rf_detr", "mask2former"),
-    *(f"{detector}_{head}" for detector in ("rt_detr", "d_fine", "rf_detr") for head in ("masks", "keypoints")),
+    *(f"{name}_{head}" for name in ("rt_detr", "d_fine", "rf_detr") for head in ("masks", "keypoints", "oriented")),
 )
 needs_library = pytest.mark.skipif(find_spec("transformers") is None, reason="the extra detr is not installed")
+
+
+def is_oriented(name: str) -> bool:
+    return name == "rotated_fcos" or name.endswith("_oriented")
 
 
 def every_detector(*omitted: str) -> pytest.MarkDecorator:
@@ -89,14 +97,14 @@ def every_detector(*omitted: str) -> pytest.MarkDecorator:
 def make_detector(name: str) -> tuple[Detector, list[Tensor]]:
     """Return a detector, and feature maps for it."""
     torch.manual_seed(0)
-    detector = DETECTORS[name](LEVELS, replace(INFO, oriented=name == "rotated_fcos"))
+    detector = DETECTORS[name](LEVELS, replace(INFO, oriented=is_oriented(name)))
     maps = [torch.randn(2, level.channels, SHAPE[0] // level.stride, SHAPE[1] // level.stride) for level in LEVELS]
     return detector, maps
 
 
 def make_target(name: str, count: int) -> Target:
     boxes = torch.tensor([[8.0, 8, 40, 38], [10, 12, 36, 45]])[:count]
-    if name == "rotated_fcos":
+    if is_oriented(name):
         boxes = torch.cat([boxes[:, :2] + 12, boxes[:, 2:] / 2, torch.full((count, 1), 20.0)], 1)
     masks = torch.zeros(count, *SHAPE, dtype=torch.uint8)
     masks[:, 10:30, 12:34] = 1
@@ -134,7 +142,7 @@ def test_every_parameter_has_a_gradient_in_every_step(name: str, counts: tuple[i
     assert [key for key, grad in gradients.items() if grad is None or not grad.isfinite().all()] == []
 
 
-@every_detector("rf_detr", "rf_detr_masks", "rf_detr_keypoints")  # it has its other groups of queries in training only
+@every_detector(*(name for name in DETECTORS if "rf_detr" in name))  # it has other groups of queries in training only
 def test_training_mode_changes_nothing(name: str) -> None:
     detector, maps = make_detector(name)
     results = []

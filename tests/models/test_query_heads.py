@@ -1,4 +1,4 @@
-"""Heads on queries: losses and positions by hand, images without annotations, the library's mask head, training."""
+"""Heads on queries: losses, positions and boxes by hand, images without annotations, training."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torchvision.ops import box_convert
 
 from opabinia.contracts import Batch, Clock, Detections, InstanceMasks, Level, Target
 from opabinia.contracts.keypoints import COCO_SIGMAS
+from opabinia.contracts.rotated_boxes import aligned_iou, box_corners, upright_boxes
 from opabinia.data.collate import collate
 from opabinia.data.sources.digit_scenes import KEYPOINTS, SCENES, DigitScenes
 from opabinia.models.backbones.timm import timm
@@ -22,6 +24,7 @@ from opabinia.models.detectors.d_fine import DFine
 from opabinia.models.detectors.query_heads import MatchedObjects, Queries
 from opabinia.models.detectors.query_keypoints import QueryKeypointHead, QueryKeypointOptions
 from opabinia.models.detectors.query_masks import QueryMaskHead, QueryMaskOptions
+from opabinia.models.detectors.query_oriented import QueryOrientedHead, QueryOrientedOptions
 from opabinia.models.losses import masks as mask_losses
 from opabinia.models.losses import matching
 from opabinia.models.losses.keypoints import keypoint_similarity
@@ -29,6 +32,7 @@ from opabinia.models.losses.masks import point_mask_losses
 from opabinia.tasks.dense_base import TestTimeAugmentation
 from opabinia.tasks.detection import Detection
 from tests.models.test_detectors import DETECTORS, INFO, LEVELS, SHAPE, SIZES, make_detector, make_target, needs_library
+from tests.models.test_rotated_boxes import random_boxes
 
 # --- masks ------------------------------------------------------------------------------------------------------------
 
@@ -145,11 +149,86 @@ def test_sigmas() -> None:
         keypoint_head(sigmas=(0.1, 0.1))
 
 
+# --- oriented boxes ---------------------------------------------------------------------------------------------------
+
+QUERY_BOX = torch.tensor([0.5, 0.5, 0.35, 0.1])
+"""In images of 80 x 40 its center is (40, 20) and its size 28 x 4: the mean of the squared sides is 20^2."""
+
+
+def oriented_head(width: float, height: float, angle: float, **options: Any) -> QueryOrientedHead:
+    """Return a head whose boxes have a width and height, in units of the mean side, and an angle in degrees."""
+    head = QueryOrientedHead(8, QueryOrientedOptions(**options))
+    double = math.radians(2 * angle)
+    bias = [math.log(width), math.log(height), 3 * math.cos(double) - 1, 3 * math.sin(double)]
+    with torch.no_grad():
+        head.layers[-1].bias.copy_(torch.tensor(bias))
+    return head
+
+
+@pytest.mark.parametrize(
+    ("numbers", "expected"),
+    [
+        ((1, 0.5, 30), [40, 20, 20, 10, 30]),
+        ((0.5, 1, 30), [40, 20, 20, 10, -60]),
+        ((1, 0.5, -80), [40, 20, 20, 10, -80]),
+    ],
+)
+def test_oriented_boxes_of_queries(numbers: tuple[float, float, float], expected: list[float]) -> None:
+    queries = Queries(torch.randn(1, 1, 8), QUERY_BOX.view(1, 1, 4))
+    detections = Detections(torch.zeros(1, 1, 4), torch.ones(1, 1), torch.zeros(1, 1, dtype=torch.int64))
+    boxes = oriented_head(*numbers).describe(queries, [], (40, 80), detections).boxes
+    torch.testing.assert_close(boxes, torch.tensor([[expected]]), check_dtype=False)
+
+
+def oriented_losses(head: QueryOrientedHead, *boxes: list[float]) -> dict[str, float]:
+    """Return the losses of queries matched with objects, one in each image."""
+    targets = [Target(torch.tensor([box]).view(1, 5), torch.zeros(1)) for box in boxes]
+    queries = Queries(torch.randn(len(boxes), 8), QUERY_BOX.expand(len(boxes), 4))
+    objects = MatchedObjects(torch.arange(len(boxes)), [1] * len(boxes))
+    losses = head.losses(queries, objects, [], (40, 80), targets, torch.tensor(2.0))
+    return {name: value.item() for name, value in losses.items()}
+
+
+def test_oriented_losses_by_hand() -> None:
+    """Predicted are 20 x 10 at 30 degrees, wherever the objects are. Across, the IoU is 1 / 3 and the loss of the angle
+    2 (20 - 10) / (20 + 10) = 2 / 3, however the numbers of the object are ordered; a square has no longer side."""
+    head = oriented_head(1, 0.5, 30, iou_weight=1, angle_weight=1)
+    losses = oriented_losses(head, [10.0, 10, 20, 5, 30], [70.0, 30, 10, 10, 120])
+    assert losses == pytest.approx({"loss_rotated_iou": 2 * math.log(2) / 2, "loss_angle": 0}, abs=1e-5)
+    across = oriented_losses(head, [0.0, 40, 20, 10, -60], [40.0, 20, 10, 20, 30])
+    assert across == pytest.approx({"loss_rotated_iou": 2 * math.log(3) / 2, "loss_angle": 2 / 3}, abs=1e-5)
+    doubled = oriented_losses(oriented_head(1, 0.5, 30), [0.0, 40, 20, 10, -60], [40.0, 20, 10, 20, 30])
+    assert doubled == pytest.approx({name: 2 * value for name, value in across.items()}), "by the options"
+
+
+def test_the_oriented_head_learns_shapes() -> None:
+    """A square is among them."""
+    torch.manual_seed(0)
+    true = random_boxes(12).float()
+    true[0, 3] = true[0, 2]
+    upright = box_convert(upright_boxes(true), "xyxy", "cxcywh")
+    queries = Queries(torch.randn(12, 32), upright / torch.tensor([160.0, 80, 160, 80]))
+    head, targets = QueryOrientedHead(32, QueryOrientedOptions()), [Target(true, torch.zeros(12))]
+    optimizer = torch.optim.Adam(head.parameters(), lr=0.003)
+    for _ in range(300):
+        losses = head.losses(
+            queries, MatchedObjects(torch.arange(12), [12]), [], (80, 160), targets, torch.tensor(12.0)
+        )
+        optimizer.zero_grad()
+        torch.stack(list(losses.values())).sum().backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    detections = Detections(upright[None], torch.ones(1, 12), torch.zeros(1, 12, dtype=torch.int64))
+    with torch.no_grad():
+        (boxes,) = head.describe(Queries(*(values[None] for values in queries)), [], (80, 160), detections).boxes
+    assert (aligned_iou(box_corners(boxes), true) > 0.9).all() and (boxes[:, 2] >= boxes[:, 3]).all()
+
+
 # --- detectors with heads ---------------------------------------------------------------------------------------------
 
 HEADS = {
     "masks": {"loss_mask", "loss_dice"},
     "keypoints": {"loss_keypoint", "loss_oks", "loss_visibility"},
+    "oriented": {"loss_rotated_iou", "loss_angle"},
 }
 
 
@@ -160,21 +239,23 @@ def test_heads_change_nothing_else(detector: str, head: str) -> None:
     plain, maps = make_detector(detector)
     with_head, _ = make_detector(f"{detector}_{head}")
     assert not with_head.load_state_dict(plain.state_dict(), strict=False).unexpected_keys
-    targets = [make_target(detector, 2), make_target(detector, 1)]
+    targets = [make_target(f"{detector}_{head}", count) for count in (2, 1)]
+    upright = [target._replace(boxes=upright_boxes(target.boxes)) for target in targets]
     results = []
-    for model in (plain, with_head):
+    for model, given in ((plain, upright), (with_head, targets)):
         torch.manual_seed(1)
-        losses = model.eval().losses(maps, SHAPE, SIZES, targets)
+        losses = model.eval().losses(maps, SHAPE, SIZES, given)
         model.max_detections = 5
-        results.append((losses, [image[:3] for image in model.detect(maps, SHAPE, SIZES)]))
+        first = 1 if with_head.oriented else 0  # without the boxes
+        results.append((losses, [image[first:3] for image in model.detect(maps, SHAPE, SIZES)]))
     added = {name: results[1][0].pop(name) for name in HEADS[head]}
     assert all(value > 0 for value in added.values())
     torch.testing.assert_close(*results, atol=0, rtol=0)
-    assert plain.label_keys == ("boxes",) and with_head.label_keys == ("boxes", head)
+    assert plain.label_keys == ("boxes",) and with_head.label_keys == ("boxes", *[head] * (head != "oriented"))
 
 
 @needs_library
-@pytest.mark.parametrize("name", ["rt_detr_masks", "d_fine_masks", "d_fine_keypoints"])
+@pytest.mark.parametrize("name", ["rt_detr_masks", "d_fine_masks", "d_fine_keypoints", "d_fine_oriented"])
 def test_losses_average_over_processes_to_those_of_the_global_batch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One image has two objects, the other has one; each of two processes has one image."""
     grid = torch.cartesian_prod(torch.arange(8), torch.arange(8)).flip(1) / 8 + 1 / 16
@@ -225,6 +306,8 @@ def test_data_without_what_a_head_learns_is_an_error(detector: str) -> None:
         DETECTORS[f"{detector}_masks"](LEVELS, replace(INFO, masks=False))
     with pytest.raises(ValueError, match="keypoint: the training data has no keypoints: take a source that has them"):
         DETECTORS[f"{detector}_keypoints"](LEVELS, replace(INFO, keypoints=()))
+    with pytest.raises(ValueError, match="oriented: a detector of oriented boxes has no masks and keypoints: write"):
+        DETECTORS[f"{detector}_keypoints"](LEVELS, INFO, oriented=QueryOrientedOptions())
 
 
 @needs_library

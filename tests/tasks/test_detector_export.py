@@ -22,6 +22,7 @@ from opabinia.models.detectors.mask2former import MaskClassifier
 from opabinia.models.detectors.masks import MaskOptions
 from opabinia.models.detectors.query_keypoints import QueryKeypointOptions
 from opabinia.models.detectors.query_masks import QueryMaskOptions
+from opabinia.models.detectors.query_oriented import QueryOrientedOptions
 from opabinia.models.detectors.rcnn import cascade_rcnn, keypoint_rcnn, mask_rcnn
 from opabinia.models.detectors.regions import PoolingOptions
 from opabinia.models.detectors.rotated_fcos import RotatedFcos
@@ -58,6 +59,7 @@ SMALL: dict[str, Any] = {"num_queries": 20, "decoder_layers": 2, "ffn_dim": 48, 
 HEADS = {"attention_heads": 4}
 DETECTORS = {
     "rt_detr": partial(RTDetr, **SMALL, **HEADS),
+    "rt_detr_oriented": partial(RTDetr, oriented=QueryOrientedOptions(), **SMALL, **HEADS),
     "rt_detr_discrete": partial(RTDetr, sampling="discrete", **SMALL, **HEADS),
     "d_fine": partial(DFine, **SMALL, **HEADS),
     "d_fine_heads": partial(DFine, mask=QUERY_MASKS, keypoint=QueryKeypointOptions(), **SMALL, **HEADS),
@@ -84,7 +86,7 @@ def test_the_graph_gives_the_detections_of_the_task(name: str, form: str, tmp_pa
         pytest.importorskip("transformers", reason="the extra detr is not installed")
     torch.manual_seed(0)
     task = Detection(
-        replace(INFO, oriented=name == "rotated_fcos"),
+        replace(INFO, oriented=name in ("rotated_fcos", "rt_detr_oriented")),
         backbone=partial(timm, model="test_resnet"),
         detector={**DETECTORS, **R_CNNS, **DENSE}[name],
         mean=[0.5],

@@ -20,6 +20,7 @@ from opabinia.models.detectors.queries import (
 )
 from opabinia.models.detectors.query_keypoints import QueryKeypointOptions
 from opabinia.models.detectors.query_masks import QueryMaskOptions
+from opabinia.models.detectors.query_oriented import QueryOrientedOptions
 from opabinia.models.detectors.rt_detr import HybridDetector, check_width, split_queries, unbind_layers
 from opabinia.models.losses.boxes import (
     box_losses,
@@ -85,11 +86,10 @@ class DFine(HybridDetector):
         max_detections: per image; the authors give 300, of which COCO counts 100.
         mask: see ``rt_detr``.
         keypoint: likewise.
+        oriented: likewise.
 
     Raises:
-        ValueError: the transformers library is not installed, there are no feature maps of these strides, as many
-            ``decoder_n_points`` as ``strides`` are missing, ``channels`` is not divisible by ``attention_heads`` and
-            4, or the training data has no masks or keypoints to learn.
+        ValueError: ``decoder_n_points`` has another length than ``strides``, or see ``rt_detr``.
     """
 
     _library_prefix = "DFine"
@@ -126,6 +126,7 @@ class DFine(HybridDetector):
         max_detections: Count = 100,
         mask: QueryMaskOptions | None = None,
         keypoint: QueryKeypointOptions | None = None,
+        oriented: QueryOrientedOptions | None = None,
     ) -> None:
         library = import_transformers("d_fine", "d_fine")
         check_width(channels, attention_heads)
@@ -160,7 +161,7 @@ class DFine(HybridDetector):
             weight_loss_ddf=float(ddf_weight),
         )
         super().__init__(levels, neck, library, config)
-        self.add_heads(dataset_info, self._head_levels, channels, mask, keypoint)
+        self.add_heads(dataset_info, self._head_levels, channels, mask, keypoint, oriented)
         self._weighting_function = library.weighting_function
         self.max_detections = max_detections
 

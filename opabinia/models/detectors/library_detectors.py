@@ -21,6 +21,7 @@ from opabinia.models.detectors.queries import (
 )
 from opabinia.models.detectors.query_keypoints import QueryKeypointOptions
 from opabinia.models.detectors.query_masks import QueryMaskOptions
+from opabinia.models.detectors.query_oriented import QueryOrientedOptions
 from opabinia.models.detectors.rt_detr import check_width
 from opabinia.models.layers import image_area
 from opabinia.models.losses.boxes import box_losses
@@ -70,7 +71,7 @@ class LibraryDetector(QueryDetector):
     compiled_modules = (
         r"model\.model\.(encoder\.layers\.\d+\.(self_attn|mlp)|decoder\.layers\.\d+|input_proj\.\d+)"
         r"|model\.model\.(backbone\.projector|enc_output\.\d+)|model\.(bbox_predictor|bbox_embed(\.\d+)?)"
-        r"|heads\.mask\.(blocks\.\d+|query_features_block)|heads\.keypoint\.layers"
+        r"|heads\.mask\.(blocks\.\d+|query_features_block)|heads\.(keypoint|oriented)\.layers"
     )
     class_layers: Mapping[str, ClassRows] = {
         "model.class_embed": ClassRows(),
@@ -342,6 +343,7 @@ def rf_detr(
     max_detections: Count = 100,
     mask: QueryMaskOptions | None = None,
     keypoint: QueryKeypointOptions | None = None,
+    oriented: QueryOrientedOptions | None = None,
 ) -> LibraryDetector:
     """RF-DETR of the transformers library (the extra ``opabinia[detr]``; Robinson et al. 2025, whose decoder is that of
     Chen et al. 2024, LW-DETR) on the feature maps of a vision transformer.
@@ -351,8 +353,7 @@ def rf_detr(
     over the encoder and earlier layers. In training each object is matched with a query of every group, else of one.
 
     Args:
-        levels: feature levels of the backbone; those with the stride of the last one are used, such as several layers
-            of a vision transformer (``task.backbone.name: windowed_dinov2``).
+        levels: feature levels of the backbone; those with the stride of the last one are used (``windowed_dinov2``).
         dataset_info: description of the training data, for its classes.
         channels: number of channels of the decoder; a multiple of 4 and of both numbers of heads.
         num_queries: number of object queries of a group.
@@ -370,6 +371,7 @@ def rf_detr(
         max_detections: per image.
         mask: see ``rt_detr``.
         keypoint: likewise.
+        oriented: likewise.
 
     Raises:
         ValueError: ``channels`` cannot be divided, the levels differ in channels, or see ``rt_detr``.
@@ -393,7 +395,7 @@ def rf_detr(
     model = library.RfDetrForObjectDetection(config)
     model.model.backbone.backbone = maps.GivenMaps(maps.GivenMapsConfig(channels=widths))
     detector = GroupDetector(model, "model.backbone.backbone", slice(-len(widths), None), criterion, max_detections)
-    detector.add_heads(dataset_info, [Level(channels, levels[-1].stride)], channels, mask, keypoint)
+    detector.add_heads(dataset_info, [Level(channels, levels[-1].stride)], channels, mask, keypoint, oriented)
     return detector
 
 

@@ -11,9 +11,11 @@ from torch import Tensor, nn
 from torchvision.ops import box_convert
 
 from opabinia.contracts import DatasetInfo, Detections, Detector, Level, Sizes, Target
-from opabinia.models.detectors.query_heads import MatchedObjects, Queries, QueryHead
+from opabinia.contracts.rotated_boxes import upright_boxes
+from opabinia.models.detectors.query_heads import MatchedObjects, Queries, QueryHead, sides_of
 from opabinia.models.detectors.query_keypoints import QueryKeypointHead, QueryKeypointOptions
 from opabinia.models.detectors.query_masks import QueryMaskHead, QueryMaskOptions
+from opabinia.models.detectors.query_oriented import QueryOrientedHead, QueryOrientedOptions
 from opabinia.models.losses.matching import (
     COSTS,
     ClassCost,
@@ -70,7 +72,7 @@ class QueryDetector(Detector):
 
     Attributes:
         costs, class_cost: costs of matching.
-        heads: what adds masks and keypoints to the detections, by name.
+        heads: what adds masks and keypoints to the detections, or orients their boxes, by name.
     """
 
     keypoints_from_boxes = False
@@ -88,6 +90,7 @@ class QueryDetector(Detector):
         width: int,
         mask: QueryMaskOptions | None,
         keypoint: QueryKeypointOptions | None,
+        oriented: QueryOrientedOptions | None,
     ) -> None:
         """Add heads on the queries; null options add none.
 
@@ -97,9 +100,11 @@ class QueryDetector(Detector):
             width: channels of a query.
             mask: options of instance masks.
             keypoint: options of keypoints.
+            oriented: options of oriented boxes, in the place of upright ones.
 
         Raises:
-            ValueError: the training data does not have what a head learns, or see :class:`QueryKeypointHead`.
+            ValueError: the training data does not have what a head learns, oriented boxes are combined with other
+                heads, or see :class:`QueryKeypointHead`.
         """
         if mask is not None:
             if not dataset_info.masks:
@@ -115,7 +120,14 @@ class QueryDetector(Detector):
                     "file of keypoints, or keypoint: null for boxes alone"
                 )
             self.heads["keypoint"] = QueryKeypointHead(dataset_info.keypoints, width, keypoint)
-        self.masks, self.keypoints = "mask" in self.heads, "keypoint" in self.heads
+        if oriented is not None:
+            if self.heads:
+                raise ValueError(
+                    "oriented: a detector of oriented boxes has no masks and keypoints: write mask: null and keypoint: "
+                    "null, or oriented: null for upright boxes"
+                )
+            self.heads["oriented"] = QueryOrientedHead(width, oriented)
+        self.masks, self.keypoints, self.oriented = (name in self.heads for name in ("mask", "keypoint", "oriented"))
         self.label_keys = ("boxes", *(key for head in self._heads for key in head.label_keys))
 
     @property
@@ -231,15 +243,10 @@ def sizes_as_tensor(sizes: Sizes, device: torch.device) -> Tensor:
     return move_tensor(torch.tensor(sizes), device)
 
 
-def sides_of(shape: tuple[int, int], device: torch.device) -> Tensor:
-    """Return width, height, width and height (float32, 4), given height and width."""
-    height, width = shape
-    return move_tensor(torch.tensor([width, height, width, height], dtype=torch.float32), device)
-
-
 def collect_objects(targets: Sequence[Target], shape: tuple[int, int]) -> Objects:
-    """Return the objects of a batch, their boxes as fractions of the padded images (height and width: ``shape``)."""
-    boxes = torch.cat([target.boxes for target in targets])
+    """Return the objects of a batch, their boxes as fractions of the padded images (height and width: ``shape``); of
+    oriented ones the upright boxes around them."""
+    boxes = torch.cat([upright_boxes(target.boxes) for target in targets])
     fractions = box_convert(boxes / sides_of(shape, boxes.device), "xyxy", "cxcywh")
     return Objects(torch.cat([target.labels for target in targets]), fractions, [len(one.labels) for one in targets])
 

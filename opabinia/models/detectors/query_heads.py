@@ -1,4 +1,4 @@
-"""The contract of heads on the queries of a detector: they add masks, keypoints ... to its detections.
+"""The contract of heads on the queries of a detector: they add masks, keypoints, angles ... to its detections.
 
 A head reads the queries of the decoder's last layer. It is trained on those that the detector matches with objects, and
 has no part in matching.
@@ -10,9 +10,11 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from opabinia.contracts import Detections, Target
+from opabinia.runtime.device import move_tensor
 
 
 class Queries(NamedTuple):
@@ -79,5 +81,25 @@ class QueryHead(nn.Module):
         Args:
             queries: that of each detection (B x D x C, B x D x 4).
             maps, shape: see :meth:`losses`.
-            detections: boxes (B x D x 4) in pixels, scores and labels.
+            detections: upright boxes (B x D x 4) in pixels, scores and labels.
         """
+
+
+def query_network(width: int, outputs: int) -> nn.Sequential:
+    """Return a network of two hidden layers on each query, whose outputs begin at 0.
+
+    Args:
+        width: C, channels of a query.
+        outputs: number of outputs.
+    """
+    last = nn.Linear(width, outputs)
+    nn.init.zeros_(last.weight)
+    nn.init.zeros_(last.bias)
+    hidden = [layer for _ in range(2) for layer in (nn.Linear(width, width), nn.ReLU())]
+    return nn.Sequential(*hidden, last)
+
+
+def sides_of(shape: tuple[int, int], device: torch.device) -> Tensor:
+    """Return width, height, width and height (float32, 4), given height and width."""
+    height, width = shape
+    return move_tensor(torch.tensor([width, height, width, height], dtype=torch.float32), device)

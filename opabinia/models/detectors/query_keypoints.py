@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from opabinia.config import register
 from opabinia.contracts import Detections, NonNegative, Positive, Target
 from opabinia.contracts.keypoints import COCO_SIGMAS, OTHER_SIGMA
-from opabinia.models.detectors.query_heads import MatchedObjects, Queries, QueryHead
+from opabinia.models.detectors.query_heads import MatchedObjects, Queries, QueryHead, query_network, sides_of
 from opabinia.models.losses.keypoints import keypoint_losses, keypoint_similarity
 from opabinia.runtime.device import move_tensor
 
@@ -63,11 +63,7 @@ class QueryKeypointHead(QueryHead):
             raise ValueError(
                 f"keypoint.sigmas: {len(self._sigmas)} numbers for {len(names)} keypoints; give one for each"
             )
-        last = nn.Linear(width, 3 * len(names))
-        nn.init.zeros_(last.weight)  # all keypoints begin at the center of the box
-        nn.init.zeros_(last.bias)
-        hidden = [layer for _ in range(2) for layer in (nn.Linear(width, width), nn.ReLU())]
-        self.layers = nn.Sequential(*hidden, last)
+        self.layers = query_network(width, 3 * len(names))  # all keypoints begin at the center of the box
 
     def _points(self, queries: Queries) -> tuple[Tensor, Tensor]:
         """Return the positions as fractions of the padded image (... x P x 2), and the logits (... x P)."""
@@ -92,7 +88,7 @@ class QueryKeypointHead(QueryHead):
         boxes = torch.cat([target.boxes for target in targets])[objects.indices]
         areas = (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
         points, logits = self._points(queries)
-        pixels = _pixels(shape, points.device)
+        pixels = sides_of(shape, points.device)[:2]
         shifts = points - true[..., :2] / pixels
         sigmas = move_tensor(torch.tensor(self._sigmas), points.device)
         similarity = keypoint_similarity(shifts * pixels, areas, sigmas)
@@ -110,9 +106,4 @@ class QueryKeypointHead(QueryHead):
         """Add keypoints (B x D x P x 3), see :meth:`QueryHead.describe`."""
         points, logits = self._points(queries)
         scores = logits.sigmoid().unsqueeze(-1)
-        return detections._replace(keypoints=torch.cat([points * _pixels(shape, points.device), scores], -1))
-
-
-def _pixels(shape: tuple[int, int], device: torch.device) -> Tensor:
-    """Return width and height (2)."""
-    return move_tensor(torch.tensor(shape[::-1], dtype=torch.float32), device)
+        return detections._replace(keypoints=torch.cat([points * sides_of(shape, points.device)[:2], scores], -1))

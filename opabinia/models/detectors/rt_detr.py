@@ -34,6 +34,7 @@ from opabinia.models.detectors.queries import (
 )
 from opabinia.models.detectors.query_keypoints import QueryKeypointOptions
 from opabinia.models.detectors.query_masks import QueryMaskOptions
+from opabinia.models.detectors.query_oriented import QueryOrientedOptions
 from opabinia.models.losses.boxes import box_losses
 from opabinia.models.losses.focal import varifocal_loss
 from opabinia.models.losses.matching import Objects, Pairs, Prediction
@@ -77,7 +78,7 @@ class HybridDetector(QueryDetector):
         r"neck|(encoder|decoder)_input_proj\.\d+|encoder\.\w+_(convs|blocks)\.\d+|enc_output|enc_bbox_head"
         r"|decoder\.layers\.\d+\.(self_attn|mlp|gateway)|decoder\.(bbox_embed|lqe_layers)\.\d+"
         r"|decoder\.(query_pos_head|pre_bbox_head)|heads\.mask\.(blocks\.\d+|query_features_block)"
-        r"|heads\.keypoint\.layers"
+        r"|heads\.(keypoint|oriented)\.layers"
     )
 
     def __init__(self, levels: Sequence[Level], neck: NeckPart | None, library: Any, config: Any) -> None:
@@ -280,10 +281,13 @@ class RTDetr(HybridDetector):
             ``loss_mask`` and ``loss_dice`` of the last layer; null: no masks.
         keypoint: options of keypoints (:class:`opabinia.models.detectors.query_keypoints.QueryKeypointHead`), which add
             ``loss_keypoint``, ``loss_oks`` and ``loss_visibility`` of the last layer; null: no keypoints.
+        oriented: options of oriented boxes (:class:`opabinia.models.detectors.query_oriented.QueryOrientedHead`), which
+            add ``loss_rotated_iou`` and ``loss_angle`` of the last layer; null: upright boxes.
 
     Raises:
         ValueError: the transformers library is not installed, there are no feature maps of these strides, ``channels``
-            is not divisible by ``attention_heads`` and 4, or the training data has no masks or keypoints to learn.
+            is not divisible by ``attention_heads`` and 4, the training data has no masks or keypoints to learn, or
+            oriented boxes are combined with these.
     """
 
     _library_prefix = "RTDetrV2"
@@ -315,6 +319,7 @@ class RTDetr(HybridDetector):
         max_detections: Count = 100,
         mask: QueryMaskOptions | None = None,
         keypoint: QueryKeypointOptions | None = None,
+        oriented: QueryOrientedOptions | None = None,
     ) -> None:
         library = import_transformers("rt_detr", "rt_detr_v2")
         check_width(channels, attention_heads)
@@ -338,7 +343,7 @@ class RTDetr(HybridDetector):
             weight_loss_giou=float(giou_weight),
         )
         super().__init__(levels, neck, library, config)
-        self.add_heads(dataset_info, self._head_levels, channels, mask, keypoint)
+        self.add_heads(dataset_info, self._head_levels, channels, mask, keypoint, oriented)
         self.max_detections = max_detections
         if sampling == "discrete":
             for layer in self.decoder.layers:

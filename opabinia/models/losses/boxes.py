@@ -140,6 +140,16 @@ def rotated_iou_loss(boxes: Tensor, targets: Tensor) -> Tensor:
     return -aligned_iou(box_corners(boxes), targets).clamp(min=1e-6).log()
 
 
+def angle_loss(boxes: Tensor, targets: Tensor) -> Tensor:
+    """Compute 1 - cos 2(a - b) of the angles a and b of predicted rotated boxes and of those with width >= height that
+    are expected (N x 5 each; N), times (width - height) / (width + height): the longer side of a square is arbitrary.
+
+    Example: a box of 3 x 1 whose width and height are exchanged costs 2 * (3 - 1) / (3 + 1) = 1.
+    """
+    width, height = targets[:, 2], targets[:, 3]
+    return (1 - torch.deg2rad(2 * (boxes[:, 4] - targets[:, 4])).cos()) * (width - height) / (width + height)
+
+
 def box_losses(prediction: Prediction, pairs: Pairs, objects: Objects, count: Tensor) -> tuple[Tensor, Tensor]:
     """Return the L1 loss and the generalized IoU loss of the matched boxes (DETR, equation 2), each divided by
     ``count``."""

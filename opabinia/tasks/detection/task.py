@@ -106,10 +106,11 @@ class Detection(DensePrediction):
         self.label_keys = self.detector.label_keys
         if dataset_info.samples and self.detector.oriented != dataset_info.oriented:  # none: weights without a run
             raise ValueError(
-                "the boxes of the training data are oriented, those of this detector upright: take rotated_fcos"
+                "the boxes of the training data are oriented, those of this detector upright: take rotated_fcos, or "
+                "rt_detr, d_fine or rf_detr with oriented: {}"
                 if dataset_info.oriented
                 else "this detector predicts oriented boxes, those of the training data are upright: take fcos, or "
-                "data with oriented boxes"
+                "rt_detr, d_fine or rf_detr with oriented: null, or data with oriented boxes"
             )
         if test_time_augmentation and test_time_augmentation.flip and not self._mirrors_keypoints():
             raise ValueError(
