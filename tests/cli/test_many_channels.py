@@ -106,6 +106,18 @@ def test_a_folder_is_planned_with_its_channels(
     assert len(planned["task"]["mean"]) == len(planned["task"]["std"]) == 5
 
 
+def test_images_without_labels_are_planned_with_views_for_their_channels(
+    scenes: Path, tmp_path: Path, opabinia: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    images = scenes / "images" / "train"
+    options = ["--task", "selfsup", "--budget", "5m", "--device-memory", "24GiB", "--out", tmp_path / "planned.yaml"]
+    result = opabinia("plan", images, *options)
+    assert result.status == 0, result.err
+    planned = yaml.safe_load((tmp_path / "planned.yaml").read_text(encoding="utf-8"))
+    assert "channel_jitter" in [transform["name"] for transform in planned["vars"]["views"][0]["transforms"]]
+
+
 def test_statistics_of_the_channels_are_printed_as_the_config_takes_them(
     scenes: Path, tmp_path: Path, opabinia: Run
 ) -> None:

@@ -484,6 +484,10 @@ def _selfsup(situation: Situation, data: Datasets) -> Chosen:
         Choice("vars.size", capacity.size, capacity.reason, "capacity"),
         *(choice for choice in _training(situation, capacity.network, length) if choice.key != "evaluate"),
     ]
+    if situation.profile.channels:
+        crop = {"name": "RandomResizedCrop", "size": "${vars.size}", "scale": [0.2, 1.0]}
+        view = [crop, {"name": "RandomHorizontalFlip"}, {"name": "channel_jitter"}]
+        choices.append(Choice("vars.views", [{"count": 2, "transforms": view}], "without changes of red, green, blue"))
     return _chosen("selfsup/images", choices, capacity, length)
 
 
