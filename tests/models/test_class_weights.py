@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from torch import Tensor
 from torchvision.ops import box_convert
 
 from opabinia.contracts import DatasetInfo, Level, Target
+from opabinia.models.detectors import DFine, RTDetr
 from opabinia.models.detectors.boxes import BoxLayers, BoxOptions, BoxPredictions
 from opabinia.models.detectors.fcos import Fcos
 from opabinia.models.detectors.regions import Regions
@@ -113,3 +115,24 @@ def test_points_and_anchors_of_a_class_are_weighted_and_no_others(name: str) -> 
     # Without a dog its weight changes nothing: the background keeps its own.
     others, weighted = losses_of(name, [0, 0], None), losses_of(name, [0, 0], {"dog": 3.0})
     assert torch.equal(others["loss_cls"], weighted["loss_cls"])
+
+
+@pytest.mark.skipif(find_spec("transformers") is None, reason="the extra detr is not installed")
+@pytest.mark.parametrize("detector", [RTDetr, DFine])
+def test_queries_of_a_class_are_weighted_and_no_others(detector: Any) -> None:
+    def losses_of(labels: list[int], weights: Any) -> dict[str, Tensor]:
+        torch.manual_seed(0)
+        model = detector(
+            (Level(8, 8), Level(8, 16), Level(8, 32)), INFO, channels=16, attention_heads=4, num_queries=8,
+            decoder_layers=2, ffn_dim=16, num_denoising=0, class_weights=weights,
+        )  # fmt: skip
+        maps = [torch.rand(1, 8, 64 // stride, 96 // stride) for stride in (8, 16, 32)]
+        losses: dict[str, Tensor] = model.losses(maps, SHAPE, [SHAPE], [Target(BOXES, torch.tensor(labels))])
+        return losses
+
+    plain, double, triple = (losses_of([0, 1], weights) for weights in (None, {"dog": 2.0}, {"dog": 3.0}))
+    added = double["loss_vfl"] - plain["loss_vfl"]
+    assert added > 0 and torch.equal(double["loss_bbox"], plain["loss_bbox"])
+    torch.testing.assert_close(triple["loss_vfl"] - plain["loss_vfl"], 2 * added)
+    others, weighted = losses_of([0, 0], None), losses_of([0, 0], {"dog": 3.0})
+    assert torch.equal(others["loss_vfl"], weighted["loss_vfl"])

@@ -28,6 +28,7 @@ from opabinia.models.losses.boxes import (
     localization_distillation_losses,
     side_distances,
 )
+from opabinia.models.losses.class_weights import ClassWeights, class_weight_table
 from opabinia.models.losses.focal import varifocal_loss
 from opabinia.models.losses.matching import (
     Objects,
@@ -78,6 +79,7 @@ class DFine(HybridDetector):
         num_denoising: see ``rt_detr``.
         label_noise_ratio: likewise.
         box_noise_scale: likewise.
+        class_weights: likewise.
         vfl_weight: weight of the varifocal loss.
         box_weight: weight of the L1 loss of boxes, which are fractions of the padded image.
         giou_weight: weight of the generalized IoU loss.
@@ -118,6 +120,7 @@ class DFine(HybridDetector):
         num_denoising: Annotated[int, Ge(0)] = 100,
         label_noise_ratio: Fraction = 0.5,
         box_noise_scale: Positive = 1.0,
+        class_weights: ClassWeights | None = None,
         vfl_weight: NonNegative = 1.0,
         box_weight: NonNegative = 5.0,
         giou_weight: NonNegative = 2.0,
@@ -160,7 +163,7 @@ class DFine(HybridDetector):
             weight_loss_fgl=float(fgl_weight),
             weight_loss_ddf=float(ddf_weight),
         )
-        super().__init__(levels, neck, library, config)
+        super().__init__(levels, neck, library, config, class_weight_table(class_weights, dataset_info))
         self.add_heads(dataset_info, self._head_levels, channels, mask, keypoint, oriented)
         self._weighting_function = library.weighting_function
         self.max_detections = max_detections
@@ -245,7 +248,7 @@ class DFine(HybridDetector):
         config, decoder, losses = self._config, self.decoder, []
         for layer, matched in zip(layers, pairs, strict=True):
             box, giou = box_losses(layer, united, objects, regressed)
-            vfl = varifocal_loss(layer, matched, objects, count)
+            vfl = varifocal_loss(layer, matched, objects, count, self.class_weights)
             terms = {"loss_vfl": vfl * config.weight_loss_vfl, "loss_bbox": box * config.weight_loss_bbox}
             losses.append({**terms, "loss_giou": giou * config.weight_loss_giou})
         bins = self._weighting_function(config.max_num_bins, decoder.up, decoder.reg_scale)

@@ -36,6 +36,7 @@ from opabinia.models.detectors.query_keypoints import QueryKeypointOptions
 from opabinia.models.detectors.query_masks import QueryMaskOptions
 from opabinia.models.detectors.query_oriented import QueryOrientedOptions
 from opabinia.models.losses.boxes import box_losses
+from opabinia.models.losses.class_weights import ClassWeights, class_weight_table
 from opabinia.models.losses.focal import varifocal_loss
 from opabinia.models.losses.matching import Objects, Pairs, Prediction
 from opabinia.runtime.device import move_tensor
@@ -63,8 +64,10 @@ class HybridDetector(QueryDetector):
         neck: see the subclasses.
         library: the module of the library's model.
         config: config of the library's model.
+        class_weights: see :func:`opabinia.models.losses.class_weights.class_weight_table`.
     """
 
+    class_weights: Tensor | None
     _library_prefix: str
 
     class_layers: Mapping[str, ClassRows] = {
@@ -81,8 +84,16 @@ class HybridDetector(QueryDetector):
         r"|heads\.(keypoint|oriented)\.layers"
     )
 
-    def __init__(self, levels: Sequence[Level], neck: NeckPart | None, library: Any, config: Any) -> None:
+    def __init__(
+        self,
+        levels: Sequence[Level],
+        neck: NeckPart | None,
+        library: Any,
+        config: Any,
+        class_weights: Tensor | None = None,
+    ) -> None:
         super().__init__()
+        self.register_buffer("class_weights", class_weights, persistent=False)
         self.neck = None if neck is None else neck(levels)
         self._config, self._denoising_queries = config, library.get_contrastive_denoising_training_group
         encoder, decoder, mlp = (
@@ -146,7 +157,8 @@ class HybridDetector(QueryDetector):
     def _layer_losses(self, prediction: Prediction, pairs: Pairs, objects: Objects, count: Tensor) -> dict[str, Tensor]:
         box, giou = box_losses(prediction, pairs, objects, count)
         losses = {
-            "loss_vfl": varifocal_loss(prediction, pairs, objects, count) * self._config.weight_loss_vfl,
+            "loss_vfl": varifocal_loss(prediction, pairs, objects, count, self.class_weights)
+            * self._config.weight_loss_vfl,
             "loss_bbox": box * self._config.weight_loss_bbox,
             "loss_giou": giou * self._config.weight_loss_giou,
         }
@@ -273,6 +285,8 @@ class RTDetr(HybridDetector):
             them negative (Zhang et al. 2023, DINO, section 3.3); 0 for none.
         label_noise_ratio: half of this share of them has a random class.
         box_noise_scale: shift of their corners, over half of width and height.
+        class_weights: weights of the varifocal loss of queries with an object, by the name of its class (1 for others),
+            or ``balanced``; null: all alike.
         vfl_weight: weight of the varifocal loss (Zhang et al. 2021, VarifocalNet, equation 2).
         box_weight: weight of the L1 loss of boxes, which are fractions of the padded image.
         giou_weight: weight of the generalized IoU loss.
@@ -313,6 +327,7 @@ class RTDetr(HybridDetector):
         num_denoising: Annotated[int, Ge(0)] = 100,
         label_noise_ratio: Fraction = 0.5,
         box_noise_scale: Positive = 1.0,
+        class_weights: ClassWeights | None = None,
         vfl_weight: NonNegative = 1.0,
         box_weight: NonNegative = 5.0,
         giou_weight: NonNegative = 2.0,
@@ -342,7 +357,7 @@ class RTDetr(HybridDetector):
             weight_loss_bbox=float(box_weight),
             weight_loss_giou=float(giou_weight),
         )
-        super().__init__(levels, neck, library, config)
+        super().__init__(levels, neck, library, config, class_weight_table(class_weights, dataset_info))
         self.add_heads(dataset_info, self._head_levels, channels, mask, keypoint, oriented)
         self.max_detections = max_detections
         if sampling == "discrete":

@@ -32,15 +32,20 @@ def focal_loss(logits: Tensor, classes: Tensor, alpha: float, gamma: float) -> T
     return losses.sum(dim=-1)
 
 
-def varifocal_loss(prediction: Prediction, pairs: Pairs, objects: Objects, count: Tensor) -> Tensor:
+def varifocal_loss(
+    prediction: Prediction, pairs: Pairs, objects: Objects, count: Tensor, class_weights: Tensor | None = None
+) -> Tensor:
     """Binary cross entropy towards the IoU of the matched box, weighted by that IoU for the object's class and by
-    0.75 p^2 for all others (Zhang et al. 2021, VarifocalNet, equation 2)."""
+    0.75 p^2 for all others (Zhang et al. 2021, VarifocalNet, equation 2). The terms of a query with an object are
+    multiplied by the weight of its class (:func:`opabinia.models.losses.class_weights.class_weight_table`)."""
     logits = prediction.logits.float()
     labels = objects.labels[pairs.objects]
     iou = matched_iou(prediction.boxes[pairs.images, pairs.queries], objects.boxes[pairs.objects])
     targets, weights = torch.zeros_like(logits), 0.75 * logits.detach().sigmoid() ** 2.0
     targets[pairs.images, pairs.queries, labels] = iou
     weights[pairs.images, pairs.queries, labels] = iou
+    if class_weights is not None:
+        weights[pairs.images, pairs.queries] *= class_weights[labels].unsqueeze(1)
     return F.binary_cross_entropy_with_logits(logits, targets, weights, reduction="sum") / count
 
 
