@@ -141,12 +141,15 @@ def embeddings(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_embeddings_have_no_uncertainty(opabinia: Command, embeddings: Path, unlabeled: Path, tmp_path: Path) -> None:
+def test_embeddings_have_no_uncertainty(
+    opabinia: Command, embeddings: Path, unlabeled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     result = opabinia("data", "select", embeddings, unlabeled, "--count", 4, "--out", tmp_path)
     assert result.status == 0, result.err
     assert "note: chosen by diversity alone: " in result.err and "predicts no classes" in result.err
     rows = rows_of(tmp_path / "1" / "selected.csv")
     assert len(rows) == 4 and all(row["uncertainty"] == row["predicted"] == "" for row in rows)
+    monkeypatch.setattr("opabinia.inference.selection.collect.compute_hash", None)  # refused before any image is kept
     for strategy in ("uncertainty", "both"):
         result = opabinia("data", "select", embeddings, unlabeled, "--count", 4, "--strategy", strategy)
         assert result.status == 2 and "--strategy: " in result.err and "--strategy diversity is possible" in result.err

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -56,7 +56,14 @@ class Collected:
     errors: list[str] = field(default_factory=list)
 
 
-def collect(predictor: Predictor, paths: Sequence[Path], measure: Measure, *, embed: bool) -> Collected:
+def collect(
+    predictor: Predictor,
+    paths: Sequence[Path],
+    measure: Measure,
+    *,
+    embed: bool,
+    check: Callable[[Collection[str]], object],
+) -> Collected:
     """Predict images, with their uncertainty, features and near-duplicates.
 
     Args:
@@ -64,9 +71,10 @@ def collect(predictor: Predictor, paths: Sequence[Path], measure: Measure, *, em
         paths: files.
         measure: measure of uncertainty.
         embed: compute features.
+        check: called with the names of the predictions of the first image, before others are predicted.
 
     Raises:
-        ConfigError: no file can be read.
+        ConfigError: no file can be read; or what ``check`` raises.
         DataError: features or uncertainty of an image are not finite.
     """
     errors, read = list[str](), list[Path]()
@@ -77,6 +85,8 @@ def collect(predictor: Predictor, paths: Sequence[Path], measure: Measure, *, em
         for batch in read_batches(predictor, paths, errors):
             rows = predictor.outputs(batch.samples, predict)
             for (path, original, _), row in bar.track(zip(batch, rows, strict=True)):
+                if not read:
+                    check(row)
                 for name in (UNCERTAINTY, EMBEDDING):
                     if name in row:
                         columns.setdefault(name, []).append(_finite(row[name].numpy(), name, path))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import csv
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from typing import Literal, get_args
@@ -14,7 +15,7 @@ import numpy as np
 from PIL.Image import Image
 
 from opabinia.config import ConfigError, Problem
-from opabinia.contracts import Sample, Source
+from opabinia.contracts import EMBEDDING, Sample, Source
 from opabinia.data.errors import DataError
 from opabinia.evaluation.selection.batches import (
     Chosen,
@@ -41,7 +42,7 @@ from opabinia.inference.selection.collect import (
 )
 from opabinia.inference.selection.page import render_round
 from opabinia.inference.selection.rounds import RECORD, Round, read_rounds, write_table
-from opabinia.inference.selection.scoring import has_features
+from opabinia.inference.selection.scoring import UNCERTAINTY, has_features
 from opabinia.runtime.files import disk_errors, temporary_folder, write_atomic
 from opabinia.runtime.json_files import write_json
 from opabinia.runtime.log import logging_to
@@ -140,8 +141,11 @@ def select(model: RunModel, paths: Sequence[Path | str], options: SelectOptions)
     taken = {path for record in rounds for path in record["chosen"]}
     _check_count(options.count, files, taken)
     embed = options.strategy != "uncertainty" and has_features(predictor.task)
-    collected = collect(predictor, list(files), options.measure, embed=embed)
-    strategy = possible_strategy(options.strategy, collected, type(predictor.task).__name__, notes)
+    choose_strategy = partial(possible_strategy, options.strategy, type(predictor.task).__name__)
+    collected = collect(predictor, list(files), options.measure, embed=embed, check=choose_strategy)
+    outputs = {UNCERTAINTY: collected.uncertainty, EMBEDDING: collected.features}
+    strategy, note = choose_strategy([name for name, values in outputs.items() if values is not None])
+    notes += [note] if note else []
     of_labeled = _labeled_features(model, options.task, out, labeled, strategy, notes)
     is_taken = np.array([files[path] in taken for path in collected.paths])
     chosen = choose(collected, of_labeled, is_taken, strategy, options)
@@ -189,25 +193,29 @@ def _check_count(count: int, files: dict[Path, str], taken: set[str]) -> None:
         raise ConfigError(Problem("command line", "--count", message))
 
 
-def possible_strategy(asked: Strategy | None, collected: Collected, task: str, notes: list[str]) -> Strategy:
+def possible_strategy(asked: Strategy | None, task: str, outputs: Collection[str]) -> tuple[Strategy, str]:
     """Return the strategy that was asked for; None: the best that is possible, with a note if that is not ``both``.
+
+    Args:
+        asked: the choice of the user.
+        task: name of the task.
+        outputs: names of its predictions, such as ``uncertainty`` and ``embedding``.
 
     Raises:
         ConfigError: it is not possible.
     """
     missing: dict[Strategy, str] = {}
-    if collected.uncertainty is None:
+    if UNCERTAINTY not in outputs:
         missing |= dict.fromkeys(("uncertainty", "both"), f"{task} predicts no classes to be uncertain about")
-    if collected.features is None:
+    if EMBEDDING not in outputs:
         missing |= dict.fromkeys(("diversity", "both"), f"{task} has no features of images to compare")
     possible = [name for name in ("both", *get_args(Strategy)) if name not in missing]
     strategy = asked or (possible[0] if possible else "both")
     if strategy in missing:
         hint = f"--strategy {possible[0]} is possible" if possible else "choose by hand"
         raise ConfigError(Problem("command line", "--strategy", missing[strategy], strategy, allowed=hint))
-    if asked is None and strategy != "both":
-        notes.append(f"chosen by {strategy} alone: {missing['both']}")
-    return strategy
+    limited = asked is None and strategy != "both"
+    return strategy, f"chosen by {strategy} alone: {missing['both']}" if limited else ""
 
 
 def _labeled_features(
