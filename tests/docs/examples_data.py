@@ -52,6 +52,14 @@ OVERRIDES = {
     "path": ["data.batch_size=4", *TWO_STEPS],
     "clothes.yaml": ["vars.size=32", "vars.enlarged=36", "data.batch_size=4", *TWO_STEPS],
     "flowers.yaml": ["task.backbone.pretrained=false", "data.batch_size=4", *TWO_STEPS],
+    "lilies.yaml": [
+        "data.train.source.sources.0.per_class=1",
+        "task.backbone.model=test_resnet",
+        "vars.size=32",
+        "vars.enlarged=36",
+        "data.batch_size=4",
+        *TWO_STEPS,
+    ],
     "photos.yaml": ["vars.size=32", "vars.batch=4", *TWO_STEPS],
     "products.yaml": ["vars.size=[32, 32]", "data.sampler.instances=2", "data.batch_size=8", *TWO_STEPS],
     "scenes.yaml": ["vars.short=[64, 96]", "vars.crop=[64, 64]", "vars.test=48", "data.batch_size=4", *TWO_STEPS],
@@ -213,6 +221,9 @@ FILES: dict[str, Callable[[Path], None]] = {
     "path/to/flowers": partial(images, names=FLOWERS),
     **dict.fromkeys(("path/to/clips", "path/to/videos"), small_data.kinetics),
     "path/to/omniglot_strokes_video": small_data.kinetics,
+    "new_flowers": partial(
+        images, names=[f"{split}/lily/{number}.jpg" for split in ("train", "val") for number in "12"]
+    ),
     "clothes": partial(images, names=CLOTHES),
     "new_photos": partial(images, names=["coat.jpg", "hat.jpg"]),
     "cells": small_data.coco_folders,
@@ -244,6 +255,7 @@ FILES: dict[str, Callable[[Path], None]] = {
     "three.png": digit,
     "four.jpg": partial(digit, number=4),
     "flowers.yaml": lambda path: text(path, block_text("README.md", "# flowers.yaml", "yaml")),
+    "lilies.yaml": lambda path: text(path, block_text("docs/adding_classes.md", "# lilies.yaml", "yaml")),
     "my_parts.py": lambda path: text(path, block_text("docs/extending.md", "# my_parts.py", "python")),
     "my.yaml": lambda path: text(path, block_text("docs/configs.md", "base: classification/digits ", "yaml")),
     "kinetics.yaml": lambda path: text(path, KINETICS),

@@ -150,6 +150,7 @@ def substitute(line: str) -> tuple[str, list[str]]:
     run = next(run for pattern, run in RUN.items() if re.search(pattern, line))
     implied = ["runs/classification/digits/slow"] if "--name slow --resume" in line else []
     implied += ["runs/clothes/slower"] if "--name slower --resume" in line else []
+    implied += ["runs/flowers/default"] if "lilies.yaml" in line else []
     return re.sub(r"\bRUN\b", run, line), implied
 
 
