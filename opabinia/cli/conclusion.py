@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -32,6 +33,13 @@ _COMMANDS = ("predict", "report", "export", "train")
 
 _CLASS_SCORES = ("PQ", "IoU", "AP", "recall")
 _NOT_BEATEN = "this is not clearly better than without training: train longer, or look for wrong labels or settings"
+_ALIKE = (
+    "pixels alone are as good: the validation images are like those of training, such as frames of one recording; "
+    "validation data of other recordings would show more"
+)
+_NEARLY_ALL = 0.95
+"""Accuracy of a baseline above which hardly any validation image is unlike the training images."""
+
 _WORST = 3
 _MIN_EVALUATIONS = 6
 _TRAINING_LINES = 3
@@ -200,12 +208,24 @@ def _advice(
     values = [(line["step"], line[metric]) for line in lines if isinstance(line.get(metric), float)]
     sign = direction([value for _, value in values], score)
     uncertainty = None if interval is None else (interval["high"] - interval["low"]) / 2
-    beaten = all((score if interval is None else interval["low"]) > baseline.score for baseline in baselines)
+    low, high = (score, score) if interval is None else (interval["low"], interval["high"])
+    best = max((baseline.score for baseline in baselines), default=-math.inf)
     trained = training_score(lines, metric)
-    advice = [time_advice(values, sign, uncertainty, trained) if beaten and values else _NOT_BEATEN]
+    is_above = low > best and bool(values)
+    advice = [time_advice(values, sign, uncertainty, trained) if is_above else baseline_advice(high, best)]
     if curve_seconds > 0:
         advice.append(data_advice(learning_curve(folder, lines, metric, curve_seconds), sign, uncertainty))
     return advice
+
+
+def baseline_advice(high: float, best: float) -> str:
+    """Return a remark on a score that is not clearly above the baselines.
+
+    Args:
+        high: upper bound of its confidence interval.
+        best: score of the best baseline.
+    """
+    return _ALIKE if high >= best > _NEARLY_ALL else _NOT_BEATEN
 
 
 def _tables(folder: Path, step: int) -> Mapping[str, Any]:

@@ -11,6 +11,7 @@ import pytest
 from opabinia.cli.conclusion import (
     ClassScore,
     Conclusion,
+    baseline_advice,
     conclude,
     data_advice,
     direction,
@@ -108,6 +109,12 @@ def test_training_score() -> None:
     lines = [{"step": step, "train/top1": 0.1 * step, "train/loss": 1.0} for step in range(1, 9)]
     assert training_score([*lines, {"step": 8, "val/top1": 0.0}], "val_ema/top1") == pytest.approx(0.7)
     assert training_score(lines, "val/AP") is None
+
+
+def test_advice_beside_a_baseline_that_is_nearly_perfect() -> None:
+    assert baseline_advice(high=1.0, best=0.998).startswith("pixels alone are as good")
+    assert baseline_advice(high=0.6, best=0.998) == baseline_advice(high=0.6, best=0.55)
+    assert baseline_advice(high=0.6, best=0.55).startswith("this is not clearly better than without training")
 
 
 def test_advice_about_data() -> None:

@@ -125,13 +125,17 @@ def _find_splits(folder: Folder, kind: _Kind) -> dict[str, _Split] | None:
             classes = sorted([*classes, train]) if len(folder.splits) == 1 and len(classes) > 1 else []
         if classes:
             found = {"train": _Split(folder, classes), **found}
-    nested = [name for split in found.values() for name in split.classes[:20] if is_dataset(split.folder.sub(name))]
+    inner = [split.folder.sub(name) for split in found.values() for name in split.classes[:20]]
+    nested = [place.text for place in inner if is_dataset(place)]
     if nested and max(len(split.classes) for split in found.values()) == 1:
         return None
-    if nested:
+    if nested and all(place.find("masks") for place in inner):
         raise UnreadableLayout(
-            f"{folder.text} holds several folders of data; give one of them, such as {folder.at(nested[0])}"
+            f"{nested[0]} is of one image, with a mask for each object, which is not read; "
+            "write annotations in COCO's format: annotations/instances_train.json, train/1.jpg"
         )
+    if nested:
+        raise UnreadableLayout(f"{folder.text} holds several folders of data; give one of them, such as {nested[0]}")
     if "train" not in found and found:
         first = next(iter(found.values()))
         example = f"{folder.at('train')}/{first.classes[0]}"

@@ -303,7 +303,7 @@ def _core(name: str, prefix: str, end: str) -> str | None:
     if not base.startswith(prefix) or not base.endswith(end):
         return None
     base = base[len(prefix) : len(base) - len(end)] if end else os.path.splitext(base[len(prefix) :])[0]
-    return f"{folder}/{base}"
+    return f"{folder}/{base}" if folder or base else None
 
 
 def _candidates(images: Sequence[str], maps: Sequence[str]) -> Iterator[tuple[str, str, str, str]]:

@@ -219,12 +219,14 @@ def _class_names(folder: Folder, places: Sequence[str], labels: Sequence[str] = 
     Raises:
         UnreadableLayout: the file cannot be read.
     """
-    near = [
-        f"{place.rpartition('/')[0]}/{name}".lstrip("/") for place in places for name in ("classes.txt", "obj.names")
+    parents = [place.rpartition("/")[0] for place in places]
+    near = [f"{parent}/{name}".lstrip("/") for parent in parents for name in ("classes.txt", "obj.names")]
+    darknet = [
+        f"{parent}/{name}".lstrip("/") for parent in [*parents, ""] for name in folder.sub(parent).named(".names")
     ]
     inside = [f"{place}/classes.txt".lstrip("/") for place in [*places, *labels]]
     of_labels = [f"{place.replace('images', 'labels', 1)}/classes.txt" for place in places]
-    file = next((name for name in [*_CLASS_FILES, *near, *inside, *of_labels] if folder.has(name)), None)
+    file = next((name for name in [*_CLASS_FILES, *near, *inside, *of_labels, *darknet] if folder.has(name)), None)
     if file is not None:
         try:
             return [line for _, line in read_lines(folder.path / file)], []

@@ -473,6 +473,16 @@ DETECTION = [
         notes=["classes.txt"],
     ),
     Case(
+        "YOLO with names of classes in any file of Darknet",
+        steps(
+            lambda make: yolo(make, ("custom/images", "custom/labels")),
+            text("coco.names", "cat\ndog\n"),
+            text("custom/my.names", "owl\n"),
+        ),
+        *("yolo", "detection", 2),
+        classes=["owl"],
+    ),
+    Case(
         "YOLO in one folder",
         steps(lambda make: yolo(make, ("obj_train_data", "obj_train_data")), text("obj.names", "cat\n")),
         *("yolo", "detection", 2),
@@ -1332,6 +1342,11 @@ AMBIGUOUS = [
         "a list and class folders",
         steps(images("{a,b}/{1..2}.jpg"), text("x.csv", "path,label\na/1.jpg,u\na/2.jpg,v\nb/1.jpg,u\nb/2.jpg,v\n")),
         ["--layout list", "--layout class_folders"],
+    ),
+    Wrong(
+        "a folder with masks of objects for each image",
+        steps(images("{a,b,c}/images/1.png"), maps("{a,b,c}/masks/{4..6}.png", values=(0, 255))),
+        ["a is of one image, with a mask for each object", "COCO's format"],
     ),
     Wrong(
         "two lists",
