@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 PROJECT = PYPROJECT["project"]
 EXTRAS = PROJECT["optional-dependencies"]
-FOR_SMALL_DEVICES = {"executorch", "litert"}
+FOR_SMALL_DEVICES = {"coreml", "executorch", "litert"}
 """They are large, and LiteRT asks for an older torch."""
 FOR_DEVELOPERS = {"bench", "browser", "dev", "docs", "parity", "storage"}
 EXTERNAL = [line for lines in EXTRAS.values() for line in lines if Requirement(line).name != "opabinia"]

@@ -38,16 +38,16 @@ class Precision(StrEnum):
 
 
 Format = Annotated[
-    Literal["onnx", "openvino", "torch", "executorch", "litert", "huggingface"],
+    Literal["onnx", "openvino", "torch", "executorch", "litert", "coreml", "huggingface"],
     typer.Option(
         "--format",
-        help="ONNX, OpenVINO, torch.export (.pt2), for phones and small devices ExecuTorch (.pte) or LiteRT (.tflite), "
-        "or a folder in the layout of the Hugging Face Hub.",
+        help="ONNX, OpenVINO, torch.export (.pt2), for phones and small devices ExecuTorch (.pte), LiteRT (.tflite) or "
+        "Core ML (.mlpackage), or a folder in the layout of the Hugging Face Hub.",
     ),
 ]
 OUT = (
-    "File (.onnx, .pt2, .pte, .tflite) or folder (OpenVINO, Hugging Face) to write; default: RUN/export/model.onnx or "
-    "the like, with --task A RUN/export/A-model.onnx."
+    "File (.onnx, .pt2, .pte, .tflite, .mlpackage) or folder (OpenVINO, Hugging Face) to write; default: "
+    "RUN/export/model.onnx or the like, with --task A RUN/export/A-model.onnx."
 )
 Tolerance = Annotated[float, typer.Option(min=0, help="Largest allowed difference from the outputs of the original.")]
 Evaluate = Annotated[

@@ -26,6 +26,7 @@ from opabinia.inference.export import Measured, export
 from opabinia.inference.export.description import Description
 from opabinia.inference.export.files import LIBRARIES, GraphForm, trace, write_file
 from opabinia.inference.export.job import ExportJob, ExportMismatch
+from opabinia.inference.export.mobile import CoreMlInputs
 from opabinia.inference.export.precision import write_fp16
 from opabinia.inference.export.runtimes import open_runtime
 from opabinia.models.backbones import timm as backbones
@@ -416,7 +417,38 @@ def test_formats_for_small_devices_have_one_precision(run: Path, tmp_path: Path)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", ["executorch", "litert"])
+def test_a_core_ml_package_has_the_names_shapes_and_description_of_the_graph(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    skip_without_libraries("coreml")
+    path = export(run, tmp_path / "model.mlpackage", form="coreml")
+    printed = capsys.readouterr()
+    assert "not run here: Core ML needs an Apple device" in printed.out and not printed.err
+    from coremltools.models import MLModel
+
+    model = MLModel(str(path), skip_model_load=True)
+    description = model.get_spec().description
+    shapes = {value.name: [*value.type.multiArrayType.shape] for value in (*description.input, *description.output)}
+    assert shapes == {"image": [1, 1, 32, 32], "logits": [1, 10], "probabilities": [1, 10]}
+    about = json.loads(model.user_defined_metadata["opabinia"])
+    assert (about["dtype"], about["value_range"], about["batch_size"]) == ("float32", "0 to 255", "1")
+    assert json.loads(about["classes"]) == list("0123456789")
+
+
+def test_inputs_of_core_ml_have_their_types_and_the_values_of_the_function() -> None:
+    class Sums(ExportModule):
+        def forward(self, image: Tensor, image_sizes: Tensor) -> dict[str, Tensor]:
+            assert (image.dtype, image_sizes.dtype) == (torch.uint8, torch.int64)
+            return {"sums": image.sum((1, 2, 3)) + image_sizes.sum(1)}
+
+    sample = {"image": torch.full((1, 1, 2, 2), 200, dtype=torch.uint8), "image_sizes": torch.tensor([[2, 2]])}
+    module = CoreMlInputs(Sums(nn.Identity()), sample)
+    assert module(image=sample["image"].float(), image_sizes=sample["image_sizes"].int())["sums"].item() == 804
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Implicitly cleaning up:ResourceWarning")  # of coremltools, after an error
+@pytest.mark.parametrize("form", ["executorch", "litert", "coreml"])
 def test_a_model_with_an_operator_that_a_format_lacks(form: GraphForm, tmp_path: Path) -> None:
     class Eigenvalues(ExportModule):
         def forward(self, image: Tensor) -> dict[str, Tensor]:
@@ -426,7 +458,9 @@ def test_a_model_with_an_operator_that_a_format_lacks(form: GraphForm, tmp_path:
             return self.forward(**inputs)
 
     job = job_of(Eigenvalues(nn.Identity()), image=torch.rand(2, 1, 4, 4))
-    with pytest.raises(ConfigError, match=r"--format: (ExecuTorch|LiteRT) cannot take this model: .+--format onnx"):
+    with pytest.raises(
+        ConfigError, match=r"--format: (ExecuTorch|LiteRT|Core ML) cannot take this model: .+--format onnx"
+    ):
         written(form, tmp_path / "file", job, 1e-4)
     assert not list(tmp_path.iterdir())
 

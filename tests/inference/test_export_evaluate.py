@@ -3,6 +3,7 @@
 import importlib
 import json
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -26,7 +27,7 @@ from opabinia.inference.export import Measured, evaluate, export, predict_script
 from opabinia.inference.export.benchmark import benchmark_export
 from opabinia.inference.export.description import resize_rule
 from opabinia.inference.export.exported_task import ExportedTask, load_exported
-from opabinia.inference.export.files import LIBRARIES, write_openvino
+from opabinia.inference.export.files import LIBRARIES, trtexec_command, write_openvino
 from opabinia.inference.export.job import ExportMismatch
 from opabinia.inference.export.precision import excluded_nodes, layer_names, output_layers, write_fp16, write_int8
 from opabinia.inference.export.sensitivity import rank_layers, smallest_number
@@ -59,7 +60,7 @@ def save_graph(
     return path
 
 
-FLOAT, UINT8 = 1, 2
+FLOAT, UINT8, INT64 = 1, 2, 7
 """ONNX's numbers of these types."""
 
 
@@ -224,6 +225,22 @@ def test_reduced_precisions_keep_names_and_types_and_change_values_little(graph:
     assert list(nodes["mul"].input) == ["logits", "thousand"]
     types = [node.op_type for node in onnx.load(int8_path).graph.node]
     assert types.count("Conv") == 2 and types.count("QuantizeLinear") == 2
+
+
+def test_the_command_of_tensorrt_has_the_shapes_of_the_graph(graph: Path, tmp_path: Path) -> None:
+    engine, build = graph.with_suffix(".engine"), f"trtexec --onnx={graph} --saveEngine="
+    shapes = "--minShapes=image:1x3x8x8 --optShapes=image:8x3x8x8 --maxShapes=image:32x3x8x8"
+    assert trtexec_command(graph) == f"{build}{engine} --fp16 {shapes}"
+    inputs: dict[str, Any] = {"image": (FLOAT, ["batch", 3, 8, 8]), "image_sizes": (INT64, ["batch", 2])}
+    nodes = [("relu", "Relu", ["image"], ["output"], {})]
+    two = save_graph(tmp_path / "two.onnx", nodes, inputs, {"output": None}, {})
+    assert "--optShapes=image:8x3x8x8,image_sizes:8x2 " in trtexec_command(two)
+    fixed = save_graph(tmp_path / "one image.onnx", nodes, {"image": (FLOAT, [1, 3, 8, 8])}, {"output": None}, {})
+    assert shlex.split(trtexec_command(fixed))[1:] == [
+        f"--onnx={fixed}",
+        f"--saveEngine={fixed.with_suffix('.engine')}",
+        "--fp16",
+    ]
 
 
 def test_openvino_models_are_read_like_onnx_files(graph: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,7 +18,7 @@ from opabinia.contracts import ExportModule, Sample
 from opabinia.inference.export import predict_script
 from opabinia.inference.export.description import describe
 from opabinia.inference.export.evaluate import Evaluation, open_evaluations, score_table
-from opabinia.inference.export.files import GraphForm, check_libraries, total_size, write_file
+from opabinia.inference.export.files import GraphForm, check_libraries, total_size, trtexec_command, write_file
 from opabinia.inference.export.hugging_face import write_layout
 from opabinia.inference.export.job import ExportJob, ExportMismatch
 from opabinia.inference.export.measured_files import EVALUATED, Measured, MeasuredFiles, measure_files
@@ -40,6 +40,7 @@ NAMES: Mapping[Form, str] = {
     "torch": "model.pt2",
     "executorch": "model.pte",
     "litert": "model.tflite",
+    "coreml": "model.mlpackage",
     "huggingface": "hugging_face",
 }
 
@@ -61,14 +62,15 @@ def export(
 
     ``onnx`` and ``torch`` write one file: the function from images, as the validation transforms give them, to
     predictions by name (:meth:`opabinia.contracts.Task.export_module`). ``openvino`` writes the same as a folder with
-    ``model.xml`` and ``model.bin``, ``executorch`` and ``litert`` as a file for one sample. ``huggingface`` writes a
-    folder: weights, config, model card; it is also a run folder for :func:`opabinia.load` and the commands.
+    ``model.xml`` and ``model.bin``, ``executorch``, ``litert`` and ``coreml`` (which is not read back) for one sample.
+    ``huggingface`` writes a folder: weights, config, model card; it is also a run folder for :func:`opabinia.load` and
+    the commands.
 
     Args:
         run: the run folder.
-        out: the file (``onnx``: ``.onnx``, ``torch``: ``.pt2``, ``executorch``: ``.pte``, ``litert``: ``.tflite``) or
-            folder (others) to write, which must not exist; None: ``export/model.onnx`` (and so on) in the run folder,
-            with the names of ``task`` before it.
+        out: the file (``onnx``: ``.onnx``, ``torch``: ``.pt2``, ``executorch``: ``.pte``, ``litert``: ``.tflite``,
+            ``coreml``: ``.mlpackage``) or folder (others) to write, which must not exist; None: ``export/model.onnx``
+            (and so on) in the run folder, with the names of ``task`` before it.
         overrides: ``key=value`` of the run's config.
         form: see above.
         tolerance: largest allowed difference, relative to the largest magnitude of an output where that is above 1.
@@ -106,19 +108,25 @@ def export(
                     lines = write_file(form, temporary, job, tolerance, model.origin, bar)
                 bar.update(2)
             results = MeasuredFiles([], {"exported": temporary}, [], [])
-            if measured and form != "torch" and form != "huggingface":
+            if measured and form != "torch" and form != "coreml" and form != "huggingface":
                 results = measure_files(form, temporary, job, evaluations, measured, calibration)
                 Console(highlight=False).print(score_table(results.rows, evaluations))
             move_files(results.files, paths, form)
-    if job.description.thresholds is not None and form in EVALUATED:
-        lines = [
-            *lines,
-            "predict.py takes the thresholds of the classes that an evaluation has chosen, or --score",
-        ]
-    print_written([paths[name] for name in results.files], [*lines, *results.notes, *model.notes])
+    lines = [*lines, *results.notes, *usage_notes(form, paths, results.files, job), *model.notes]
+    print_written([paths[name] for name in results.files], lines)
     if results.errors:
         raise ExportMismatch("\n".join(results.errors) + "\nno such file was written")
     return path
+
+
+def usage_notes(form: Form, paths: Mapping[str, Path], files: Collection[str], job: ExportJob) -> list[str]:
+    """Return lines about the use of the files (names of ``paths``) that were written."""
+    notes = list[str]()
+    if job.description.thresholds is not None and form in EVALUATED:
+        notes.append("predict.py takes the thresholds of the classes that an evaluation has chosen, or --score")
+    if form == "onnx" and "exported" in files:
+        notes.append(f"TensorRT (not run here: it needs an NVIDIA GPU): {trtexec_command(paths['exported'])}")
+    return notes
 
 
 class PreparedModel(NamedTuple):

@@ -1,10 +1,11 @@
-"""Models as graphs: ONNX, OpenVINO, torch.export's .pt2, ExecuTorch and LiteRT; each is read back and compared with
-the original."""
+"""Models as graphs: ONNX, OpenVINO, torch.export's .pt2, ExecuTorch, LiteRT and Core ML; each is read back and compared
+with the original, but for Core ML, which computes on Apple's devices alone."""
 
 from __future__ import annotations
 
 import json
 import logging
+import shlex
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -22,11 +23,11 @@ from opabinia.contracts import ExportModule
 from opabinia.inference.export.description import Description
 from opabinia.inference.export.exported_task import ExportedTask
 from opabinia.inference.export.job import ExportJob, check_difference
-from opabinia.inference.export.mobile import write_mobile
-from opabinia.inference.export.runtimes import DESCRIPTION, XML, import_openvino
+from opabinia.inference.export.mobile import MobileForm, write_mobile
+from opabinia.inference.export.runtimes import DESCRIPTION, XML, OnnxRuntime, import_openvino
 from opabinia.runtime.progress import PhaseBar
 
-GraphForm = Literal["onnx", "openvino", "torch", "executorch", "litert"]
+GraphForm = Literal["onnx", "openvino", "torch", MobileForm]
 
 _ONNX = ("onnx", "onnxruntime", "onnxscript")
 
@@ -44,6 +45,7 @@ LIBRARIES = {
     "openvino": Needs("OpenVINO", "openvino", (*_ONNX, "openvino")),
     "executorch": Needs("ExecuTorch", "executorch", ("executorch",)),
     "litert": Needs("LiteRT", "litert", ("litert_torch", "ai_edge_litert")),
+    "coreml": Needs("Core ML", "coreml", ("coremltools",)),
 }
 """Requirements of the formats that need an extra."""
 
@@ -81,7 +83,7 @@ def write_file(form: GraphForm, path: Path, job: ExportJob, tolerance: float, or
     expected = job.module.expected(job.inputs)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch and onnxscript warn their own developers here
-        if form == "executorch" or form == "litert":
+        if form == "executorch" or form == "litert" or form == "coreml":
             reason = f"{LIBRARIES[form].title} files take one sample"
             about = replace(job.description, batch_size="1")
             write_mobile(form, path, job.module, _first(job.inputs, 1), list(expected), about)
@@ -91,6 +93,11 @@ def write_file(form: GraphForm, path: Path, job: ExportJob, tolerance: float, or
             _write(form, path, program, about, list(expected))
     sizes = [1] if reason else [1, len(job.inputs["image"])]
     bar.advance()
+    shapes = [_shape_line("inputs", job.inputs), _shape_line("outputs", expected)]
+    shapes += [f"batch: 1; {reason}"] if reason else []
+    if form == "coreml":
+        types = "inputs in the file: uint8 as float32 with the same values, int64 as int32"
+        return [*shapes, types, "not run here: Core ML needs an Apple device; compare the outputs there"]
     run: Callable[..., Mapping[str, Tensor]]
     if form == "torch":
         reader, run = f"torch {torch.__version__}", torch.export.load(path).module()
@@ -101,8 +108,7 @@ def write_file(form: GraphForm, path: Path, job: ExportJob, tolerance: float, or
     check_difference(difference, tolerance, reader)
     batches = " and ".join(map(str, sizes))
     return [
-        *(_shape_line("inputs", job.inputs), _shape_line("outputs", expected)),
-        *([f"batch: 1; {reason}"] if reason else []),
+        *shapes,
         f"{reader} and the original on {origin}, in batches of {batches}: largest difference {difference:.1e} (at most "
         f"{tolerance:.0e})",
     ]
@@ -170,6 +176,18 @@ def write_openvino(source: Path, folder: Path, *, half: bool = False) -> None:
         model.set_rt_info(item.value, ["opabinia", item.key])
     folder.mkdir(exist_ok=True)
     openvino.save_model(model, folder / XML, compress_to_fp16=half)
+
+
+def trtexec_command(path: Path) -> str:
+    """Return the command of TensorRT that builds an engine in FP16 from an ONNX file: for batches of 1 to 32, fastest
+    for 8, if the graph takes any number of samples."""
+    shapes = OnnxRuntime(path).shapes
+    ranges = {"min": 1, "opt": 8, "max": 32} if isinstance(shapes["image"][0], str) else {}
+    words = ["trtexec", f"--onnx={path}", f"--saveEngine={path.with_suffix('.engine')}", "--fp16"]
+    for name, batch in ranges.items():
+        sides = (f"{key}:{'x'.join(map(str, [batch, *shape[1:]]))}" for key, shape in shapes.items())
+        words.append(f"--{name}Shapes={','.join(sides)}")
+    return shlex.join(words)
 
 
 def total_size(path: Path) -> int:

@@ -1,17 +1,17 @@
-"""Graphs for phones and small devices: ExecuTorch's .pte and LiteRT's .tflite, for one sample."""
+"""Graphs for phones and small devices: ExecuTorch's .pte, LiteRT's .tflite and Core ML's .mlpackage, for one sample."""
 
 from __future__ import annotations
 
 import json
 import zipfile
 from collections.abc import Mapping, Sequence
-from contextlib import redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from opabinia.config import ConfigError, Problem
 from opabinia.contracts import ExportModule
@@ -19,9 +19,11 @@ from opabinia.inference.export.description import Description
 from opabinia.inference.export.runtimes import DESCRIPTION
 from opabinia.models.layers import Normalize
 
+MobileForm = Literal["executorch", "litert", "coreml"]
+
 
 def write_mobile(
-    form: Literal["executorch", "litert"],
+    form: MobileForm,
     path: Path,
     module: ExportModule,
     sample: Mapping[str, Tensor],
@@ -51,7 +53,7 @@ def write_mobile(
     try:
         _WRITERS[form](path, module, dict(sample), metadata)
     except Exception as error:  # of many types, deep in the libraries
-        title = {"executorch": "ExecuTorch", "litert": "LiteRT"}[form]
+        title = {"executorch": "ExecuTorch", "litert": "LiteRT", "coreml": "Core ML"}[form]
         message = f"{title} cannot take this model: {_first_cause(error)[:300]}"
         hint = "--format onnx takes every task"
         raise ConfigError(Problem("command line", "--format", message, allowed=hint)) from error
@@ -78,7 +80,51 @@ def _write_litert(path: Path, module: ExportModule, sample: dict[str, Tensor], m
         archive.writestr(DESCRIPTION, metadata)
 
 
-_WRITERS = {"executorch": _write_executorch, "litert": _write_litert}
+def _write_coreml(path: Path, module: ExportModule, sample: dict[str, Tensor], metadata: str) -> None:
+    """Write an ``.mlpackage`` in FP32 for iOS 17, macOS 14 and later, with the metadata as ``opabinia`` in its
+    user-defined metadata. Its inputs have the types of :class:`CoreMlInputs`, which replace ``dtype``."""
+    with redirect_stderr(StringIO()):  # it prints its progress, and that this machine cannot run the file
+        import coremltools
+
+        inputs = {name: value.to(_COREML_TYPES[value.dtype]) for name, value in sample.items()}
+        program = torch.export.export(CoreMlInputs(module, sample), (), inputs)
+        program = program.run_decompositions()
+        about = json.loads(metadata) | {"dtype": str(inputs["image"].dtype).removeprefix("torch.")}
+        model = coremltools.convert(
+            program,
+            outputs=[coremltools.TensorType(name=name) for name in json.loads(about["outputs"])],
+            minimum_deployment_target=coremltools.target.iOS17,
+            compute_precision=coremltools.precision.FLOAT32,
+            skip_model_load=True,
+        )
+        model.user_defined_metadata["opabinia"] = json.dumps(about)
+        model.save(str(path))
+
+
+_COREML_TYPES = {torch.uint8: torch.float32, torch.float32: torch.float32, torch.int64: torch.int32}
+
+
+class CoreMlInputs(nn.Module):
+    """A function that takes the types of Core ML: float32 for images of uint8 (with their values, 0 to 255), int32 for
+    int64.
+
+    Args:
+        module: the function.
+        sample: inputs by name in the types that it takes.
+    """
+
+    def __init__(self, module: ExportModule, sample: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self.module, self.types = module, {name: value.dtype for name, value in sample.items()}
+
+    def forward(self, **inputs: Tensor) -> Mapping[str, Tensor]:
+        """Return predictions by name."""
+        typed = {name: inputs[name].to(kind) for name, kind in self.types.items()}
+        outputs: Mapping[str, Tensor] = self.module(**typed)
+        return outputs
+
+
+_WRITERS = {"executorch": _write_executorch, "litert": _write_litert, "coreml": _write_coreml}
 
 
 def _first_cause(error: BaseException) -> str:
