@@ -92,6 +92,14 @@ def test_mirroring(classes: tuple[str, ...], flip: bool) -> None:
     assert ({"name": "RandomHorizontalFlip"} in transforms) == flip
 
 
+def test_tiny_images_of_different_sizes_are_scaled_before_they_are_cropped() -> None:
+    chosen = values(short_sides=(17.0, 22.0, 30.0, 40.0, 111.0), long_sides=(30.0, 40.0, 60.0, 80.0, 200.0))
+    assert chosen["vars.size"] == 32
+    first, second, *_ = chosen["data.train.transforms"]
+    assert first == {"name": "Resize", "size": "${vars.size}"}
+    assert (second["name"], second["size"]) == ("RandomCrop", "${vars.size}")
+
+
 def test_tiny_images_keep_their_size() -> None:
     chosen = values(short_sides=(28.0,) * 5, long_sides=(28.0,) * 5)
     assert (chosen["vars.size"], chosen["task.backbone.model"]) == (28, "resnet10t")
