@@ -32,7 +32,8 @@ def on_files(files: Files, config: Any) -> Files:
     for name, parts in families.items():
         files.append(File.generated(config, f"api/parts/{name}.md", content=_family_page(name, parts)))
     results = Path(config.config_file_path).parent / "benchmarks" / "RESULTS.md"
-    files.append(File.generated(config, RESULTS, content=results.read_text(encoding="utf-8")))
+    content = results.read_text(encoding="utf-8").replace("](../docs/", "](")
+    files.append(File.generated(config, RESULTS, content=content))
     return files
 
 

@@ -50,7 +50,7 @@ NOT_RUN = {
     r"opabinia train slowfast.yaml": "the config that the command before it imports",
     r"(python|opabinia train) docs/examples/comparison": "tests/docs/test_comparison.py runs them",
     r"opabinia .*model.safetensors": "a file of weights; tests/models/weights has some",
-    r"opabinia train detection/digits_oriented": "oriented boxes; tests/tasks has some",
+    r"opabinia train detection/digits_(rt_detr_)?oriented": "oriented boxes; tests/tasks has some",
     r"python predict.py": "the folder of an export; tests/inference/test_export.py runs it",
     r"python tracker/track.py|opabinia export runs/detection/mot": "an export; tests/inference/tracking has one",
     r"opabinia serve .*(model.onnx|imagenet|token)": "files; tests/inference/test_serve.py has them",
