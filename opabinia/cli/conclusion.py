@@ -293,6 +293,8 @@ def time_advice(
         trained: the same score of the last training batches, with their augmentation; None: unknown.
     """
     total, final = values[-1]
+    if sign > 0 and final == 1:
+        return "more time: the score is 1; only other validation data can show what is left to learn"
     thirds = [[score for step, score in values if low < step / total <= low + 1 / 3] for low in (1 / 3, 2 / 3)]
     middle, last = (sorted(scores)[len(scores) // 2] if scores else None for scores in thirds)
     if uncertainty is None:

@@ -83,6 +83,10 @@ def test_advice_about_time(scores: list[float], uncertainty: float | None, text:
     assert text in time_advice(values, sign, uncertainty)
 
 
+def test_no_time_is_advised_for_a_perfect_score() -> None:
+    assert "the score is 1" in time_advice([(1, 0.9), (2, 1.0)], 1, 0.05, 0.97)
+
+
 TRAINED = [
     (CURVES["few"][0], 0.9, "training samples score 0.900, clearly above: more data would help more"),
     (CURVES["few"][0], 0.3, "training samples score 0.300, not clearly above: a longer training may help"),
