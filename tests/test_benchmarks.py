@@ -5,6 +5,7 @@ import json
 import shutil
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,10 @@ ROOT = Path(__file__).resolve().parents[1]
         ["steps.py"],
         ["evaluation.py", "scores"],
         ["memory.py"],
+        pytest.param(
+            ["detector_latency.py"],
+            marks=pytest.mark.skipif(find_spec("onnxruntime") is None, reason="onnxruntime is absent"),
+        ),
         pytest.param(["compiled.py"], marks=pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")),
     ],
 )
