@@ -275,8 +275,18 @@ def _detection(situation: Situation, data: Datasets) -> Chosen:
         *_balanced(situation, {"name": "repeat_factor", "threshold": 0.05}),
         *_training(situation, capacity.network, length),
         Choice("train.step", {"name": "standard", "clip_norm": 5.0}),
+        *([_best_checkpoint(situation.task, length.schedule)] if data.val and situation.task in _SCORES else []),
     ]
     return _chosen("detection/coco_format", choices, capacity, length)
+
+
+_SCORES = {"instance_segmentation": "mask_AP", "keypoints": "keypoint_AP"}
+"""Scores of tasks whose evaluator has that of boxes before them."""
+
+
+def _best_checkpoint(task: str, schedule: rules.Schedule) -> Choice:
+    weights = "val" if rules.ema_decay(schedule.steps) is None else "val_ema"
+    return Choice("checkpoint.best", f"{weights}/{_SCORES[task]}", "of the task, not of its boxes")
 
 
 class _Tiled(NamedTuple):

@@ -60,6 +60,12 @@ def test_without_validation_data() -> None:
     assert not any(key.startswith(("data.val.", "checkpoint.best")) for key in choices)
 
 
+@pytest.mark.parametrize(("task", "best"), [("instance_segmentation", "mask_AP"), ("keypoints", "keypoint_AP")])
+def test_the_score_of_the_task_selects_the_best_checkpoint(task: Any, best: str) -> None:
+    choices = {choice.key: choice.value for choice in choose(situation(task), DATA).choices}
+    assert choices["checkpoint.best"] == f"val_ema/{best}" and choices["ema"]
+
+
 def test_larger_budgets_choose_larger_images_and_longer_runs() -> None:
     sizes = [values(budget=budget)["vars.size"] for budget in (60.0, 600.0, 6000.0)]
     assert sizes == sorted(sizes) and sizes[0] < sizes[-1] <= 224
