@@ -48,8 +48,8 @@ def test_operations_without_a_deterministic_implementation_are_documented() -> N
     text = (Path(__file__).resolve().parents[2] / "docs/checkpoints.md").read_text(encoding="utf-8")
     rows = dict(re.findall(r"^\| (backward pass of [^|]+?) \| ([^|]+) \|", text, re.MULTILINE))
     for name, operations in NONDETERMINISTIC.items():
-        for operation in operations:
-            part = name.rpartition("/")[2]
+        family, _, part = name.partition("/")
+        for operation in operations if family != "setting" else ():  # of a part that has a case of its own
             assert f"`{part}`" in rows.get(DOCUMENTED[operation], ""), f"docs/checkpoints.md: {operation} of {part}"
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Literal
 
 from opabinia.runtime.log import log
@@ -159,10 +158,4 @@ def check_errors(where: object, groups: Iterable[ErrorGroup], broken: Broken) ->
         raise ValueError(f"{where}: {counts}: {listed}. {hint}")
     for group in groups:
         clips = broken in ("clip", "fix")
-        _warn(f"{where}: {group}: {_CLIPPED.get(group.kind, 'dropped') if clips else 'dropped'}")
-
-
-@lru_cache(maxsize=1000)
-def _warn(text: str) -> None:
-    """Log a warning, the same one once in a process: a command makes a source several times."""
-    log.warning("%s", text)
+        log.warning("%s: %s: %s", where, group, _CLIPPED.get(group.kind, "dropped") if clips else "dropped")
