@@ -124,10 +124,10 @@ class SegmentationFiles(NamedFiles):
         image, name = read_image(image_file, self.channels), os.fsdecode(map_file)
         labels = self._labels.convert(read_map(map_file), name)
         height, width = image.shape[-2:]
-        if _are_proportional(np.array([[height, width]]), np.array([labels.shape])).all():
-            labels = _scaled(labels, height, width)
         if labels.shape != (height, width):
-            raise MapError(f"{name} has {_pixels(labels.shape)} pixels, the image {_pixels(image.shape[-2:])}")
+            if not _are_proportional(np.array([[height, width]]), np.array([labels.shape])).all():
+                raise MapError(f"{name} has {_pixels(labels.shape)} pixels, the image {_pixels(image.shape[-2:])}")
+            labels = _scaled(labels, height, width)
         return make_map_sample(image, self.id(index), GroundTruthMap(self.id(index), labels))
 
     def paths(self, index: int) -> Sequence[bytes]:
