@@ -484,10 +484,11 @@ def _same_recordings(keys: _Keys, infos: tuple[SourceInfo, SourceInfo]) -> dict[
     """Frames whose numbers continue each other: where both splits have a number of a recording, its name is used for
     two."""
     scopes = np.concatenate([scopes_of(info, len(own)) for info, own in zip(infos, keys, strict=True)])
-    recordings = iter(recordings_of([os.path.basename(key) for own in keys for key in own], scopes))
+    recordings = recordings_of([os.path.basename(key) for own in keys for key in own], scopes)
+    of_splits = recordings[: len(keys[0])], recordings[len(keys[0]) :]
     frames: tuple[dict[str, dict[int, str]], ...] = ({}, {})
-    for own_frames, own_keys in zip(frames, keys, strict=True):
-        for key, recording in zip(own_keys, recordings, strict=False):
+    for own_frames, own_keys, own_recordings in zip(frames, keys, of_splits, strict=True):
+        for key, recording in zip(own_keys, own_recordings, strict=True):
             if recording is not None:
                 own_frames.setdefault(recording[0], {})[recording[1]] = key
     first, second = frames

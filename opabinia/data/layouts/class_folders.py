@@ -203,10 +203,12 @@ def _check_annotations(folder: Folder, classes: Sequence[str]) -> None:
     places = [(name, folder.sub(name)) for name in classes[:_ASKED]]
     found = [(name, place.tree(_ANNOTATIONS, _COUNTED)) for name, place in places]
     files = [f"{name}/{file}" for name, of_class in found if len(of_class) > 1 for file in of_class]
+    if not files:
+        return
     count = sum(len(place.tree(IMAGES, _COUNTED)) for _, place in places)
     if len(files) >= count / 3:
         raise UnreadableLayout(
-            f"{folder.text} has {len(files)} files beside {count} images, such as {files[0]}, in no format of "
+            f"{folder.text} has {len(files)} files next to {count} images, such as {files[0]}, in no format of "
             "annotations that is recognized"
         )
 

@@ -187,8 +187,10 @@ def _repeats_folders(folder: Folder, table: ImageList) -> bool:
         return False
     options = _label_options(folder, table, needed=False)
     parents = [PurePosixPath(table.root, str(value)).parent.name for value in table.values(table.path)]
-    if options is None or "label_columns" in options:
-        return options is None and len({*parents}) > 1
+    if options is None:
+        return len({*parents}) > 1
+    if "label_columns" in options:
+        return False
     labels = [str(value) for value in table.values(options.get("label", "label"))]
     index = folder.whole.images_by_name
     names = [PurePosixPath(str(value)).name + table.place.suffix for value in table.values(table.path)]

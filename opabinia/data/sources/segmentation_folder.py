@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import numpy as np
 from annotated_types import Interval
 from numpy.typing import NDArray
+from PIL import Image
 
 from opabinia.config import register
 from opabinia.contracts import IGNORE_LABEL, Channels, GroundTruthMap, Indices, InputPath, Sample, SourceInfo
@@ -127,7 +128,7 @@ class SegmentationFiles(NamedFiles):
         if labels.shape != (height, width):
             if not _are_proportional(np.array([[height, width]]), np.array([labels.shape])).all():
                 raise MapError(f"{name} has {_pixels(labels.shape)} pixels, the image {_pixels(image.shape[-2:])}")
-            labels = _scaled(labels, height, width)
+            labels = np.array(Image.fromarray(labels).resize((width, height), Image.Resampling.NEAREST))
         return make_map_sample(image, self.id(index), GroundTruthMap(self.id(index), labels))
 
     def paths(self, index: int) -> Sequence[bytes]:
@@ -474,13 +475,3 @@ def _are_proportional(sizes: Indices, map_sizes: Indices) -> NDArray[np.bool_]:
     deviations = np.abs(sizes[:, 0] * map_sizes[:, 1] - sizes[:, 1] * map_sizes[:, 0])
     close: NDArray[np.bool_] = (deviations < sizes.max(1)) & (map_sizes > 0).all(1)
     return close
-
-
-def _scaled(labels: NDArray[np.uint8], height: int, width: int) -> NDArray[np.uint8]:
-    """Return labels (H x W) at another size: each pixel has the label of the nearest one."""
-    rows, columns = (
-        ((np.arange(side) + 0.5) * old / side).astype(np.int64)
-        for side, old in zip((height, width), labels.shape, strict=True)
-    )
-    scaled: NDArray[np.uint8] = labels[rows[:, None], columns]
-    return scaled

@@ -1281,7 +1281,7 @@ AMBIGUOUS = [
             images("{us,eu}/{1..3}.jpg"),
             *(text(f"{place}/{i}.txt", "plate YG9X2G\n") for place in ("us", "eu") for i in (1, 2)),
         ),
-        ["4 files beside 6 images, such as eu/1.txt", "no format of annotations", "--task classification"],
+        ["4 files next to 6 images, such as eu/1.txt", "no format of annotations", "--task classification"],
     ),
     Wrong(
         "folders of images in those that may be classes",
