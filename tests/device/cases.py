@@ -206,7 +206,7 @@ DETECTORS = {
     ),
     "rpn": detection("fcos_r50_1x", f"name: rpn, {NECK}, {PROPOSALS}"),
     "rt_detr": detection(
-        *("rt_detr_r50", f"name: rt_detr, {QUERIES}, num_denoising: 8, keypoint: {{}}"),
+        *("rt_detr_r50", f"name: rt_detr, {QUERIES}, num_denoising: 8, class_weights: balanced, keypoint: {{}}"),
         *(f"data.{split}.source.file=ROOT/annotations/person_keypoints_{split}2017.json" for split in SPLITS),
         *(f"data.{split}.source.keypoints=true" for split in SPLITS),
         needs="transformers",
