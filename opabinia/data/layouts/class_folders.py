@@ -129,11 +129,6 @@ def _find_splits(folder: Folder, kind: _Kind) -> dict[str, _Split] | None:
     nested = [place.text for place in inner if is_dataset(place)]
     if nested and max(len(split.classes) for split in found.values()) == 1:
         return None
-    if nested and all(place.find("masks") for place in inner):
-        raise UnreadableLayout(
-            f"{nested[0]} is of one image, with a mask for each object, which is not read; "
-            "write annotations in COCO's format: annotations/instances_train.json, train/1.jpg"
-        )
     if nested:
         raise UnreadableLayout(f"{folder.text} holds several folders of data; give one of them, such as {nested[0]}")
     if "train" not in found and found:

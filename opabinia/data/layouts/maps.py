@@ -27,6 +27,7 @@ from opabinia.data.layouts.folder import (
 )
 from opabinia.data.layouts.layout import Layout
 from opabinia.data.layouts.map_values import LOSSLESS, class_options, looks_like_maps, read_values
+from opabinia.data.layouts.mask_files import find_object_masks
 from opabinia.data.layouts.pairing import split_of_path
 from opabinia.data.layouts.readings import Sections, check_training, make_layout
 from opabinia.runtime.text import plural
@@ -74,6 +75,8 @@ def read_maps(folder: Folder) -> Iterator[Layout]:
     """
     if folder.only is not None or _pair_lists(folder):
         return
+    if any(not masks.may_be_maps for masks in find_object_masks(folder).values()):
+        return
     published = list(_read_published(folder))
     yield from published
     if published:
@@ -107,9 +110,22 @@ def read_maps(folder: Folder) -> Iterator[Layout]:
         "segmentation",
         description,
         sections,
-        notes=[*notes, *remarks, *folder.others(used)],
+        notes=[*notes, *remarks, *_further_files(folder, pairs), *folder.others(used)],
         classes=options["classes"],
     )
+
+
+def _further_files(folder: Folder, places: Sequence[_Place]) -> list[str]:
+    """Return a remark on files beside the maps that are called otherwise; those called like maps of no image are
+    reported by the source."""
+    files = list[str]()
+    for place in places:
+        inner, naming = folder.sub(place.root).sub(place.labels), place.naming
+        names = inner.tree(LOSSLESS) if place.images != place.labels else []
+        prefix, end = naming.get("label_prefix", ""), naming.get("label_suffix", ".png")
+        files += [inner.at(name) for name in names if _core(name, prefix, end) is None]
+    count = plural(len(files), "file")
+    return [f"not read: {count} beside the maps, since an image has one map: {listed(files, 3)}"] if files else []
 
 
 # --- folders ----------------------------------------------------------------------------------------------------------

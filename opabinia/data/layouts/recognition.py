@@ -20,6 +20,7 @@ from opabinia.data.layouts.images import like_maps, read_images, read_named_clas
 from opabinia.data.layouts.layout import TASK_NAMES, Layout, TaskName
 from opabinia.data.layouts.lists import read_lists
 from opabinia.data.layouts.maps import read_map_list, read_maps
+from opabinia.data.layouts.mask_files import read_mask_files
 from opabinia.data.layouts.packed import read_hugging_face, read_idx, read_parquet, read_shards
 from opabinia.data.layouts.readings import convert
 from opabinia.data.layouts.sketches import describe_unrecognized, nearest_layouts
@@ -49,7 +50,7 @@ _READERS: Sequence[Sequence[Reader]] = (
             read_kitti,
             read_visdrone,
         ),
-        *(read_maps, read_map_list, read_named_identities),
+        *(read_mask_files, read_maps, read_map_list, read_named_identities),
         *(read_hugging_face, read_parquet, read_idx, read_packed_videos, read_video_lists),
     ),
     (read_shards,),
@@ -248,7 +249,9 @@ def _choose(
         return fitting[0] if fitting[0].task == "selfsup" else _without_labels(fitting[0])
     usual = list({reading.name: reading for reading in reversed(fitting)}.values())[::-1]
     if len(usual) > 1:
-        raise _error(folder, "can be read in several ways; which one is meant?", *_commands(folder, usual, task, ""))
+        raise _error(
+            folder, "can be read in several ways; which one is meant?", *_commands(folder, usual, task, "", fitting)
+        )
     return usual[0]
 
 
@@ -258,12 +261,15 @@ def _without_labels(layout: Layout) -> Layout:
     return replace(unlabeled, description=f"{layout.description}, without labels", classes=(), notes=())
 
 
-def _commands(folder: Folder, readings: Sequence[Layout], task: TaskName | None, before: str) -> list[str]:
-    """Return a line with the command for each reading, after the line ``before``."""
+def _commands(
+    folder: Folder, readings: Sequence[Layout], task: TaskName | None, before: str, possible: Sequence[Layout] = ()
+) -> list[str]:
+    """Return a line with the command for each reading, after the line ``before``; ``possible``: all that the commands
+    choose from, if they are more."""
     lines = []
     for reading in readings:
-        same = [other for other in readings if other.task == reading.task]
-        options = ["--task", reading.task] if len(same) == 1 or task else []
-        options += ["--layout", reading.name] if len(same) > 1 else []
+        names = {other.name for other in possible or readings if other.task == reading.task}
+        options = ["--task", reading.task] if len(names) == 1 or task else []
+        options += ["--layout", reading.name] if len(names) > 1 else []
         lines.append(f"  {folder.command(*options)}    # {reading.description}")
     return [before, *lines] if lines and before else lines

@@ -802,6 +802,59 @@ SEGMENTATION = [
         notes=["classes.txt"],
     ),
     Case(
+        "masks of objects with class and number in their names, in pairs of folders",
+        steps(
+            images("{train,val}/shapes/{1..2}.jpg"),
+            maps("{train,val}/annotations/{1_cat_0,1_cat_1,1_traffic light_2,2_cat_0}.png", values=(0, 255)),
+        ),
+        *("mask_files", "instance_segmentation", 2, 2),
+        classes=["cat", "traffic light"],
+        notes=["--task detection, --task segmentation"],
+    ),
+    Case(
+        "masks of objects in folders of splits, for segmentation",
+        steps(
+            images("images/{train,val}/{a,a_1,b}.jpg"),
+            maps("masks/{train,val}/{a_0,a_1_0,a_1_1,a_1_2,b_0,b_1}.png", values=(0, 1)),
+        ),
+        *("mask_files", "segmentation", 3, 3),
+        given={"task": "segmentation"},
+        classes=["background", "object"],
+    ),
+    Case(
+        "masks of objects in a folder for each image name",
+        steps(images("images/{a,b,c}.jpg"), maps("masks/{a/0,a/0aef3c12-aef0,b/0}.png", values=(0, 255))),
+        *("mask_files", "detection", 3),
+        given={"task": "detection"},
+        classes=["object"],
+    ),
+    Case(
+        "a folder for each image, with masks of its objects",
+        steps(
+            images("stage1_{train,test}/{a,b,c}/images/1.png"),
+            maps("stage1_train/{a,b,c}/masks/{4,5,0aef3c12}.png", values=(0, 255)),
+        ),
+        *("mask_files", "instance_segmentation", 3),
+        classes=["object"],
+        notes=["not read: stage1_test/"],
+    ),
+    Case(
+        "several masks of few images, read as maps",
+        steps(images("images/{1..5}.jpg"), maps("masks/{1,2,3,4,5,5_1}.png", values=(0, 255))),
+        *("maps", "segmentation", 5),
+        given={"layout": "maps"},
+    ),
+    Case(
+        "maps beside images made from them",
+        steps(
+            images("images/{1..2}.jpg"),
+            maps("labels/{1..2}_labels.png"),
+            maps("labels/{1..2}_overlay.png", values=(0, 0, 9, 9, 0, 0), mode="RGB"),
+        ),
+        *("maps", "segmentation", 2),
+        notes=["not read: 2 files beside the maps, since an image has one map", "labels/1_overlay.png"],
+    ),
+    Case(
         "maps with a suffix",
         steps(images("imgs/a/{1..2}.jpg"), maps("masks/a/{1..2}_mask.png", values=(0, 255))),
         *("maps", "segmentation", 2),
@@ -1344,9 +1397,27 @@ AMBIGUOUS = [
         ["--layout list", "--layout class_folders"],
     ),
     Wrong(
-        "a folder with masks of objects for each image",
-        steps(images("{a,b,c}/images/1.png"), maps("{a,b,c}/masks/{4..6}.png", values=(0, 255))),
-        ["a is of one image, with a mask for each object", "COCO's format"],
+        "several masks of few images",
+        steps(images("images/{1..5}.jpg"), maps("masks/{1,2,3,4,5,5_1}.png", values=(0, 255))),
+        ["--task instance_segmentation", "6 masks of one object each", "--layout maps    # "],
+    ),
+    Wrong(
+        "masks of two annotators, or of two objects",
+        steps(images("images/{1..2}.jpg"), maps("masks/{1..2}_{anna,ben}.png", values=(0, 255))),
+        ["--task instance_segmentation", "of 2 classes", "--layout maps    # "],
+    ),
+    Wrong(
+        "masks of objects whose names end with texts",
+        steps(
+            images("images/{1..2}.jpg"),
+            *(maps(f"masks/{i % 2 + 1}_{chr(97 + i)}x.png", values=(0, 255)) for i in range(26)),
+        ),
+        ["masks of objects have 26 classes in their names", "1_cat_0.png for 1.jpg"],
+    ),
+    Wrong(
+        "masks of objects to test on",
+        steps(images("test/images/1.jpg"), maps("test/masks/{1_0,1_1}.png", values=(0, 255))),
+        ["data for test, and none to train on"],
     ),
     Wrong(
         "two lists",
