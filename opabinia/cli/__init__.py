@@ -25,6 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _run(given: Sequence[str]) -> None:
     from opabinia.cli.commands import app
     from opabinia.runtime.elastic_agent import begin_worker
+    from opabinia.runtime.quiet import warnings_once
     from opabinia.runtime.signals import exit_on_signals
 
     for stream in (sys.stdout, sys.stderr):
@@ -39,7 +40,8 @@ def _run(given: Sequence[str]) -> None:
     # Plug-ins may be in the working directory, as with python -m; last, so that they shadow nothing.
     sys.path.append(os.getcwd())
     try:
-        app(args=with_resume_value([without_dashes(word) for word in given]))
+        with warnings_once():
+            app(args=with_resume_value([without_dashes(word) for word in given]))
     except KeyboardInterrupt:
         raise SystemExit(130) from None
 

@@ -1,4 +1,5 @@
-"""The log: ``train.log`` for each rank, the terminal for rank 0 only (in quiet mode: warnings, errors and results)."""
+"""The log: ``train.log`` for each rank, the terminal for rank 0 only (each warning of a command once; in quiet mode:
+warnings, errors and results)."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from pathlib import Path
 
 from opabinia.runtime.files import disk_errors
 from opabinia.runtime.processes import is_rank_zero, rank
-from opabinia.runtime.quiet import is_quiet
+from opabinia.runtime.quiet import is_quiet, is_repeated
 from opabinia.runtime.text import printable
 
 log = logging.getLogger("opabinia")
@@ -56,11 +57,14 @@ def silence() -> Iterator[None]:
 
 
 class _Terminal(logging.StreamHandler):  # type: ignore[type-arg]
-    """Handler for the terminal; skips long texts (the model, the config), which go to the file only, and in quiet mode
-    all but warnings."""
+    """Handler for the terminal; skips long texts (the model, the config), which go to the file only, warnings that the
+    command has shown before, and in quiet mode all but warnings."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        is_shown = record.levelno >= logging.WARNING or not is_quiet()
+        if record.levelno == logging.WARNING:
+            is_shown = not is_repeated(record.getMessage())
+        else:
+            is_shown = record.levelno > logging.WARNING or not is_quiet()
         if is_shown and not getattr(record, "file_only", False):
             self.stream = sys.stderr  # looked up for every line because a progress bar replaces it
             super().emit(record)

@@ -228,3 +228,23 @@ def test_an_interrupted_search_writes_no_recipe(
     result = opabinia("plan", data, "--budget", "30m", "--search", "2", "--out", tmp_path / "mine.yaml")
     assert result.status == 130 and "stopped in the search: no recipe is written" in result.err
     assert not list(tmp_path.iterdir())
+
+
+def test_each_broken_file_is_a_warning_once(opabinia: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sources of both splits are made several times, and each has a map without an image."""
+    monkeypatch.chdir(tmp_path)
+    generator = np.random.default_rng(0)
+    for split in ("train", "val"):
+        for number in range(9):
+            for name, most in (("images", 256), ("labels", 2)):
+                pixels = generator.integers(0, most, (32, 32), dtype=np.uint8)
+                file = Path("data") / split / name / f"{number}.png"
+                file.parent.mkdir(parents=True, exist_ok=True)
+                Image.fromarray(pixels).save(file)
+        Path("data", split, "images", "8.png").unlink()
+    result = opabinia("train", "data", "--budget", "30s", *QUICK)
+    assert result.status == 0
+    for split in ("train", "val"):
+        warning = f"data/{split}: 1 label map without an image (labels/8.png: not used)"
+        assert result.err.count(warning) == 1
+        assert warning in Path("runs", "data", "default", "train.log").read_text()
