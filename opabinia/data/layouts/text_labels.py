@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from opabinia.data.decoding.images import EXTENSIONS
@@ -12,10 +13,13 @@ from opabinia.data.layouts.folder import SPLITS, Folder, UnreadableLayout, liste
 from opabinia.data.layouts.layout import Layout
 from opabinia.data.layouts.pairing import above, check_alone, images_of, several, split_of_path
 from opabinia.data.layouts.readings import check_training, convert, make_layout, with_alternatives, with_masks
+from opabinia.data.sources.detection_base import flip_pairs
 from opabinia.data.sources.list_files import read_lines
-from opabinia.data.sources.yolo import label_file, read_data_yaml
+from opabinia.data.sources.yolo import KeypointShape, label_file, read_data_yaml, read_keypoint_shape
 from opabinia.runtime.text import plural
 
+_FEW = 10
+"""Lines of label files that do not have equally many numbers by chance."""
 _SAMPLED = 50
 """Label files of a split that are read to see which shapes they hold."""
 _READ = 20_000
@@ -84,7 +88,9 @@ def _read_yaml(folder: Folder, file: str, name: str) -> Iterator[Layout]:
     used = [os.path.normpath(place).partition("/")[0] for found in places.values() for place in found]
     notes += folder.others([file, "images", "labels", *used])
     description = f"boxes of {plural(len(names), 'class', 'es')} in YOLO's format ({file})"
-    yield from _shapes(make_layout(name, "detection", description, sections, notes=notes), lines)
+    layout = make_layout(name, "detection", description, sections, notes=notes)
+    shape = read_keypoint_shape(folder.path / file, content)
+    yield from _shapes(layout, lines) if shape is None else _keypoints(layout, shape, folder.at(file))
 
 
 def _find(folder: Folder, root: str, entry: str) -> str | None:
@@ -117,16 +123,42 @@ def _lines(path: str) -> list[str]:
         return []
 
 
+def _keypoints(layout: Layout, shape: KeypointShape, file: str) -> Iterator[Layout]:
+    """Yield the reading of boxes with keypoints, and that of boxes."""
+    sided = shape.flip_pairs or flip_pairs(shape.names) != [*range(len(shape.names))]
+    unknown = f"{file} has neither flip_idx nor kpt_names with sides, such as left_eye: keypoints keep their places in "
+    notes = () if sided or len(shape.names) == 1 else (f"{unknown}mirrored images",)
+    described = replace(
+        layout, description=f"{layout.description}, with {len(shape.names)} keypoints", notes=(*layout.notes, *notes)
+    )
+    points = convert(described, "keypoints", lambda section: {**section, "keypoints": True})
+    yield from with_alternatives(points, [layout])
+
+
 def _shapes(layout: Layout, lines: Sequence[str]) -> Iterator[Layout]:
-    """Yield the reading of boxes, or of oriented boxes, and the others that the lines of label files allow."""
+    """Yield the reading of boxes or polygons, and the others that the lines of label files allow. Objects of four
+    corners each may be oriented boxes or polygons, which have a layout of their own, so that the user is asked.
+
+    Raises:
+        UnreadableLayout: after the readings: all lines are equally long, and longer than those of four corners.
+    """
     counts = {len(line.split()) for line in lines}
     if counts == {9}:
-        oriented = convert(layout, "detection", lambda section: {**section, "oriented": True})
-        yield from with_alternatives(oriented, with_masks(layout))
+        corners = replace(layout, description=layout.description.replace("boxes", "four corners", 1))
+        oriented = convert(corners, "detection", lambda section: {**section, "oriented": True})
+        yield replace(oriented, description=f"{corners.description}, as oriented boxes")
+        polygons = replace(corners, name=f"{layout.name}_polygons", description=f"{corners.description}, as polygons")
+        yield from with_masks(polygons)
     elif lines and min(counts) >= 7:
         yield from with_alternatives(layout, with_masks(layout))
     else:
         yield layout
+    if len(counts) == 1 and min(counts) > 9 and len(lines) >= _FEW:
+        number = min(counts)
+        raise UnreadableLayout(
+            f"every line of the label files has {number} numbers, as keypoints have; these need kpt_shape in a "
+            f"data.yaml, such as kpt_shape: [{max(1, (number - 5) // 3)}, 3]; or they are polygons"
+        )
 
 
 # --- without data.yaml ------------------------------------------------------------------------------------------------

@@ -62,6 +62,7 @@ class DetectionListing:
         image_ids: of the images in the file (int64, N); None if they only have names.
         absent, not_exhaustive: classes of each image, as in :class:`opabinia.contracts.GroundTruth`; None if unknown.
         tracks: frame and tracks of each image of a video; None of other images.
+        flip_pairs: for each keypoint the index of its counterpart in a mirrored image; None: see :func:`flip_pairs`.
         noun: what messages call an object of this file.
         below_root: images outside ``root`` are errors.
         names: of N images, as the file system has them.
@@ -82,6 +83,7 @@ class DetectionListing:
     absent: Sequence[Sequence[int]] | None = None
     not_exhaustive: Sequence[Sequence[int]] | None = None
     tracks: Sequence[FrameTracks] | None = None
+    flip_pairs: Sequence[int] | None = None
     noun: str = "annotation"
     below_root: bool = True
     names: list[bytes] = field(default_factory=list)
@@ -239,7 +241,7 @@ class AnnotatedImages(NamedFiles):
         self._absent = None if listing.absent is None else RaggedArray(listing.absent)
         self._not_exhaustive = None if listing.not_exhaustive is None else RaggedArray(listing.not_exhaustive)
         self.tracks = listing.tracks
-        self._flip_pairs = flip_pairs(listing.keypoints)
+        self._flip_pairs = flip_pairs(listing.keypoints) if listing.flip_pairs is None else listing.flip_pairs
 
     def __getitem__(self, index: int) -> Sample:
         ground_truth = self.ground_truth(index)

@@ -9,18 +9,22 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import yaml
+from numpy.typing import NDArray
 
 from opabinia.config import register
-from opabinia.contracts import Channels, InputPath
+from opabinia.contracts import Channels, Indices, InputPath
+from opabinia.contracts.keypoints import COCO_SIGMAS
 from opabinia.data.sources import annotation_errors as kinds
 from opabinia.data.sources.annotation_errors import Broken, ErrorCollector
 from opabinia.data.sources.annotation_values import MAX_CLASSES, errors_in, numbers, shortened, text
 from opabinia.data.sources.detection_base import (
+    PIXEL_CENTER,
     AnnotatedImages,
     DetectionListing,
     Empty,
     build_source,
     check_not_both,
+    flip_pairs,
     pick_classes,
     read_label_file,
 )
@@ -40,6 +44,7 @@ def yolo(
     labels: str | None = None,
     masks: bool = False,
     oriented: bool = False,
+    keypoints: bool = False,
     classes: list[str] | None = None,
     empty: Empty = "keep",
     broken: Broken = "error",
@@ -48,9 +53,10 @@ def yolo(
     """Images with bounding boxes in YOLO's format: a ``data.yaml``, and a ``labels/a/1.txt`` for ``images/a/1.jpg``.
 
     A line is a class number and the center, width and height of a box, or the corners of a polygon; all as fractions of
-    the image. An image without a text file has no objects. ``data.yaml`` has the class names and for each split a
-    folder of images (including subfolders), a list of folders, or a text file with an image per line. Sizes are read
-    from the images' headers. A sample's id is its path below the root.
+    the image. With ``kpt_shape`` in ``data.yaml`` (Ultralytics' format of poses) the keypoints follow the box: x, y and
+    perhaps visibility of each. An image without a text file has no objects. ``data.yaml`` has the class names and for
+    each split a folder of images (including subfolders), a list of folders, or a text file with an image per line.
+    Sizes are read from the images' headers. A sample's id is its path below the root.
 
     Args:
         data: the ``data.yaml``; or, with ``names``, a folder of images.
@@ -63,6 +69,9 @@ def yolo(
         masks: read polygons; every line must have one.
         oriented: oriented boxes (Ultralytics' OBB): the rectangles of minimum area around the polygons; without
             ``masks``.
+        keypoints: read keypoints. Without a visibility those at 0, 0 or below are not labeled. ``flip_idx`` of
+            ``data.yaml`` has the counterpart of each in a mirrored image; ``kpt_names`` has their names, which are
+            COCO's for 17 keypoints with its counterparts, and numbers otherwise.
         classes: names of the classes to use, in the order of their labels; all of them when not given.
         empty: ``drop`` drops images without objects to train on.
         broken: handling of broken annotations: ``error`` raises; ``clip`` clips to the image and drops objects without
@@ -71,20 +80,16 @@ def yolo(
         channels: 3 for color, 1 for gray; images are converted.
 
     Raises:
-        ValueError: ``data.yaml`` is invalid, there are no images or no labels, or there are errors that ``broken`` does
-            not allow; or both masks and oriented boxes are asked for.
+        ValueError: ``data.yaml`` is invalid, or has no keypoints and they are asked for; there are no images or no
+            labels, or there are errors that ``broken`` does not allow; or both masks and oriented boxes are asked for.
     """
     data = data.expanduser()
     check_not_both(masks, oriented)
     content, class_names = _read_classes(data, names, split)
-    root = (
-        root.expanduser() if root else data.parent / os.path.expanduser(_text(data, "path", content.get("path") or "."))
-    )
-    if not root.is_dir():
-        path = shortened(content.get("path"))
-        raise ValueError(f"{data}: path {path} leads to {root}, which is not a folder; set root")
-    if "nc" in content and content["nc"] != len(class_names):
-        raise ValueError(f"{data}: nc is {shortened(content['nc'])}, but {len(class_names)} classes have names")
+    root = _find_root(data, content, root)
+    shape = read_keypoint_shape(data, content)
+    if keypoints and shape is None:
+        raise ValueError(f"{data} has no keypoints: expected kpt_shape, such as [17, 3]")
     class_numbers = list(class_names)
     chosen = [class_numbers[index] for index in pick_classes(data, list(class_names.values()), classes)]
     label_of = dict.fromkeys(class_names, -1) | {number: label for label, number in enumerate(chosen)}
@@ -95,13 +100,15 @@ def yolo(
         category_ids=chosen,
         masks=masks,
         oriented=oriented,
+        keypoints=shape.names if shape and keypoints else (),
+        flip_pairs=shape.flip_pairs if shape and keypoints else None,
         noun="line",
         below_root=False,  # folders and lists of a data.yaml may be anywhere
     )
     for name in _list_images(data, content, split, root, listing.errors):
         listing.add_image(name)
     images = None if names is None else os.path.relpath(data, root)
-    _add_objects(listing, _label_files(listing.names, images, labels), label_of)
+    _add_objects(listing, _label_files(listing.names, images, labels), label_of, shape)
     return build_source(listing, broken=broken, empty=empty, channels=channels)
 
 
@@ -112,14 +119,32 @@ def _read_classes(data: Path, names: list[str] | None, split: str) -> tuple[dict
     """Return the content of ``data.yaml``, or what it would be for a folder, and the names of the classes.
 
     Raises:
-        ValueError: it cannot be read, or a folder comes without names, or a file with names.
+        ValueError: it cannot be read or has another number of classes, or a folder comes without names, or a file with
+            names.
     """
     if data.is_dir() != (names is not None):
         reason = "has the names of the classes itself" if names else "is a folder: names gives the names of its classes"
         raise ValueError(f"{data} {reason}")
     if names is None:
-        return read_data_yaml(data)
+        content, by_number = read_data_yaml(data)
+        if "nc" in content and content["nc"] != len(by_number):
+            raise ValueError(f"{data}: nc is {shortened(content['nc'])}, but {len(by_number)} classes have names")
+        return content, by_number
     return {split: os.path.abspath(data)}, dict(enumerate(names))
+
+
+def _find_root(data: Path, content: Mapping[str, Any], root: Path | None) -> Path:
+    """Return the folder that paths are relative to.
+
+    Raises:
+        ValueError: there is no such folder.
+    """
+    path = os.path.expanduser(_text(data, "path", content.get("path") or "."))
+    root = root.expanduser() if root else data.parent / path
+    if not root.is_dir():
+        path = shortened(content.get("path"))
+        raise ValueError(f"{data}: path {path} leads to {root}, which is not a folder; set root")
+    return root
 
 
 def read_data_yaml(data: Path) -> tuple[dict[str, Any], dict[int, str]]:
@@ -135,13 +160,49 @@ def read_data_yaml(data: Path) -> tuple[dict[str, Any], dict[int, str]]:
         raise ValueError(f"{data} is not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(content, dict) or "names" not in content:
         raise ValueError(f"{data} has no 'names'; expected train, val and names")
-    if "kpt_shape" in content:
-        raise ValueError(f"{data} has keypoints (kpt_shape), which are read from COCO's format only")
     names = content["names"]
     by_number = dict(enumerate(names)) if isinstance(names, list) else names
     if not isinstance(by_number, dict) or not all(type(key) is int and 0 <= key < MAX_CLASSES for key in by_number):
         raise ValueError(f"{data}: names is {shortened(names)}; expected a list of names, or names by number from 0")
     return content, {number: _text(data, f"names.{number}", by_number[number]) for number in sorted(by_number)}
+
+
+class KeypointShape(NamedTuple):
+    """The keypoints of an object.
+
+    Attributes:
+        names: of the keypoints.
+        numbers: for each keypoint, 2 or 3: x, y and perhaps visibility.
+        flip_pairs: index of each one's counterpart in a mirrored image; None: as names say.
+    """
+
+    names: tuple[str, ...]
+    numbers: int
+    flip_pairs: list[int] | None
+
+
+def read_keypoint_shape(data: Path, content: Mapping[str, Any]) -> KeypointShape | None:
+    """Return the keypoints by the content of ``data.yaml``; None without ``kpt_shape``.
+
+    Raises:
+        ValueError: ``kpt_shape``, ``flip_idx`` or ``kpt_names`` is invalid.
+    """
+    shape, pairs, names = content.get("kpt_shape"), content.get("flip_idx"), content.get("kpt_names")
+    if shape is None:
+        return None
+    if numbers(shape, 2) is None or type(shape[0]) is not int or not 0 < shape[0] < 2**16 or shape[1] not in (2, 3):
+        raise ValueError(f"{data}: kpt_shape is {shortened(shape)}; expected the number of keypoints, and 2 or 3")
+    count = shape[0]
+    if pairs is not None and (numbers(pairs, count) is None or sorted(pairs) != list(range(count))):
+        raise ValueError(f"{data}: flip_idx is {shortened(pairs)}; expected each index from 0 to {count - 1} once")
+    if isinstance(names, dict):  # of each class
+        names = next(iter(names.values()), None) if len({*map(str, names.values())}) == 1 else None
+    if names is not None and not (isinstance(names, list) and len(names) == count and {*map(type, names)} == {str}):
+        raise ValueError(f"{data}: kpt_names is {shortened(names)}; expected {count} names")
+    if names is None:
+        are_coco = pairs == flip_pairs(list(COCO_SIGMAS))
+        names = list(COCO_SIGMAS) if are_coco else [f"keypoint_{number}" for number in range(count)]
+    return KeypointShape(tuple(names), shape[1], pairs)
 
 
 _MAX_DEPTH = 50
@@ -218,16 +279,26 @@ def _find_images(data: Path, root: Path, entry: str) -> list[bytes]:
 
 
 class _Line(NamedTuple):
-    """A class number, a box (left, top, width, height) in fractions of the image, and a polygon if given."""
+    """A class number, a box (left, top, width, height) in fractions of the image, a polygon if given, and the numbers
+    of keypoints."""
 
     number: float
     box: tuple[float, float, float, float]
     polygon: Sequence[float]
+    keypoints: Sequence[float] = ()
 
 
-def _add_objects(listing: DetectionListing, files: Sequence[bytes], labels: Mapping[int, int]) -> None:
-    """Add the objects in the label files of all images; ``labels`` has the label of each class number, -1 of those that
-    are not used."""
+def _add_objects(
+    listing: DetectionListing, files: Sequence[bytes], labels: Mapping[int, int], shape: KeypointShape | None
+) -> None:
+    """Add the objects in the label files of all images.
+
+    Args:
+        listing: has the images.
+        files: the label file of each.
+        labels: label of each class number, -1 of those that are not used.
+        shape: of the keypoints that follow a box; None: there are none.
+    """
     exist = files_exist(listing.root, files)
     if files and not exist.any():
         expected = os.fsdecode(files[0])
@@ -238,9 +309,9 @@ def _add_objects(listing: DetectionListing, files: Sequence[bytes], labels: Mapp
         for number, words in enumerate(read_label_file(listing.root, name, listing.errors) or (), 1):
             if not words.strip():
                 continue
-            line, where = _parse_line(words), f"line {number}"
+            line, where = _parse_line(words, shape), f"line {number}"
             if line is None:
-                listing.errors.add(kinds.BAD_LINE, name, where, words[:60])
+                listing.errors.add(kinds.BAD_KEYPOINTS if shape else kinds.BAD_LINE, name, where, words[:60])
             elif line.number not in labels:
                 listing.errors.add(kinds.UNKNOWN_CLASS, name, where, f"class {line.number:g}")
             elif needs_polygon and not line.polygon:
@@ -249,7 +320,11 @@ def _add_objects(listing: DetectionListing, files: Sequence[bytes], labels: Mapp
                 box, polygon = (
                     (np.reshape(part, (-1, 2)) * size).ravel().tolist() for part in (line.box, line.polygon)
                 )
-                listing.add(image, number, labels[int(line.number)], box, polygons=[polygon])
+                points = _keypoints(line.keypoints, size, shape) if shape and listing.keypoints else ()
+                if points is None:
+                    listing.errors.add(kinds.BAD_KEYPOINTS, name, where, words[:60])
+                else:
+                    listing.add(image, number, labels[int(line.number)], box, polygons=[polygon], keypoints=points)
 
 
 def _label_files(names: Sequence[bytes], images: str | None, labels: str | None) -> list[bytes]:
@@ -278,18 +353,37 @@ def label_file(name: bytes) -> bytes:
     return os.path.splitext(path)[0].removeprefix(b"/") + b".txt"
 
 
-def _parse_line(words: str) -> _Line | None:
-    """Parse a line; None if it is neither a box nor a polygon."""
+def _keypoints(values: Sequence[float], size: Indices, shape: KeypointShape) -> list[float] | None:
+    """Return x, y in pixels and visibility of keypoints, which are 0 if they are not labeled; None if a visibility is
+    not 0, 1 or 2.
+
+    Args:
+        values: of a line.
+        size: width and height of the image.
+        shape: of the keypoints.
+    """
+    points: NDArray[np.float64] = np.reshape(values, (-1, shape.numbers))
+    positions = points[:, :2]
+    visibility = points[:, 2] if shape.numbers > 2 else np.where((positions > 0).all(1), 2.0, 0.0)
+    if not np.isin(visibility, (0, 1, 2)).all():
+        return None
+    pixels = np.column_stack([positions * size - PIXEL_CENTER, visibility])
+    labeled: list[float] = np.where(visibility[:, None] > 0, pixels, 0.0).ravel().tolist()
+    return labeled
+
+
+def _parse_line(words: str, shape: KeypointShape | None) -> _Line | None:
+    """Parse a line; None if it is neither a box, with keypoints if these have a shape, nor a polygon."""
     try:
         number, *values = map(float, words.split())
     except ValueError:
         return None
     if numbers([number, *values]) is None:
         return None
-    if len(values) == 4:
-        x, y, width, height = values
-        return _Line(number, (x - width / 2, y - height / 2, width, height), ())
-    if len(values) < 6 or len(values) % 2:
+    if len(values) == 4 + (len(shape.names) * shape.numbers if shape else 0):
+        x, y, width, height, *keypoints = values
+        return _Line(number, (x - width / 2, y - height / 2, width, height), (), keypoints)
+    if shape or len(values) < 6 or len(values) % 2:
         return None
     left, top = min(values[::2]), min(values[1::2])
     return _Line(number, (left, top, max(values[::2]) - left, max(values[1::2]) - top), values)

@@ -40,6 +40,8 @@ CVAT_VIDEO = (
     '<track id="0" label="dog"><box frame="0" outside="0" xtl="1" ytl="1" xbr="4" ybr="4"/></track></annotations>'
 )
 VISDRONE = "0,0,3,3,0,0,0,0\n1,1,4,4,1,4,0,0\n2,2,3,3,1,11,0,0,\n"
+HEXAGON = "0 0.1 0.5 0.3 0.1 0.7 0.1 0.9 0.5 0.7 0.9 0.3 0.9\n"
+PLACES = ("images/train", "labels/train"), ("images/val", "labels/val")
 YAML = "path: .\ntrain: images/train\nval: images/val\nnames: [cat, dog]\n"
 
 CLASSIFICATION = [
@@ -432,7 +434,47 @@ DETECTION = [
             text("a.yml", YAML.replace("val: images/val\n", "")),
         ),
         *("yolo", "detection", 2),
-        notes=["--task instance_segmentation"],
+        given={"task": "detection"},
+    ),
+    Case(
+        "YOLO's polygons of four corners",
+        lambda make: yolo(make, ("images", "labels"), line=CORNERS),
+        *("yolo_polygons", "instance_segmentation", 2),
+        given={"task": "instance_segmentation"},
+    ),
+    Case(
+        "YOLO's polygons with equally many corners",
+        lambda make: yolo(make, ("images", "labels"), line=HEXAGON * 5),
+        *("yolo", "instance_segmentation", 2),
+        given={"task": "instance_segmentation"},
+    ),
+    Case(
+        "YOLO's keypoints",
+        steps(
+            lambda make: yolo(make, *PLACES, line="1 0.5 0.5 0.5 0.5 0.5 0.5 2 0 0 0\n"),
+            text("data.yaml", f"{YAML}kpt_shape: [2, 3]\nflip_idx: [1, 0]\n"),
+        ),
+        *("yolo", "keypoints", 2, 2),
+        classes=["cat", "dog"],
+        notes=["--task detection"],
+    ),
+    Case(
+        "boxes of YOLO's keypoints without sides",
+        steps(
+            lambda make: yolo(make, *PLACES, line="1 0.5 0.5 0.5 0.5 0.5 0.5 0.2 0.2\n"),
+            text("data.yaml", f"{YAML}kpt_shape: [2, 2]\n"),
+        ),
+        *("yolo", "detection", 2, 2),
+        given={"task": "detection"},
+    ),
+    Case(
+        "YOLO's keypoints without sides",
+        steps(
+            lambda make: yolo(make, *PLACES, line="1 0.5 0.5 0.5 0.5 0.5 0.5 0.2 0.2\n"),
+            text("data.yaml", f"{YAML}kpt_shape: [2, 2]\n"),
+        ),
+        *("yolo", "keypoints", 2, 2),
+        notes=["data.yaml has neither flip_idx nor kpt_names"],
     ),
     Case(
         "Roboflow's YOLO",
@@ -1568,11 +1610,19 @@ BROKEN = [
         ["none to train on", "data.yaml"],
     ),
     Wrong(
-        "keypoints of YOLO",
-        steps(
-            lambda make: yolo(make, ("images/train", "labels/train")), text("data.yaml", YAML + "kpt_shape: [17, 3]\n")
-        ),
-        ["data.yaml", "COCO's format only"],
+        "keypoints of YOLO with another shape",
+        steps(lambda make: yolo(make, *PLACES), text("data.yaml", YAML + "kpt_shape: [17, 4]\n")),
+        ["data.yaml: kpt_shape is [17, 4]; expected the number of keypoints, and 2 or 3"],
+    ),
+    Wrong(
+        "keypoints of YOLO without a data.yaml",
+        lambda make: yolo(make, ("images", "labels"), line="0 0.5 0.5 0.5 0.5 0.5 0.5 2 0 0 0\n" * 5),
+        ["has 11 numbers, as keypoints have", "kpt_shape: [2, 3]", "otherwise:", "--task instance_segmentation"],
+    ),
+    Wrong(
+        "objects of four corners",
+        lambda make: yolo(make, ("images", "labels"), line=CORNERS),
+        ["--task detection ", "as oriented boxes", "--task instance_segmentation ", "as polygons"],
     ),
     Wrong(
         "names of data.yaml",

@@ -241,6 +241,7 @@ def bomb(first: str, rest: Callable[[str], str]) -> str:
     return f"a0: &a0 {first}\n" + "".join(levels)
 
 
+SPLIT = "train: images/train\nnames: [block, bar]\n"
 LISTS, MERGES = bomb("[x]", lambda aliases: f"[{aliases}]"), bomb("{x: 1}", lambda aliases: f"{{<<: [{aliases}]}}")
 HUGE = "0x" + "f" * 5000  # YAML reads it; Python does not write it
 DIGITS = "number of thousands of digits"
@@ -256,7 +257,12 @@ DIGITS = "number of thousands of digits"
         ("train: images/train\nnames: {a: b}\n", "names is {'a': 'b'}; expected a list of names, or names by number"),
         ("train: images/train\nnames: [a, a]\n", "has two classes called 'a'"),
         ("train: images/train\nnames: [block, bar]\nnc: 3\n", "nc is 3, but 2 classes have names"),
-        ("train: images/train\nnames: [block, bar]\nkpt_shape: [17, 3]\n", r"has keypoints \(kpt_shape\)"),
+        (f"{SPLIT}kpt_shape: [17, 4]", r"kpt_shape is \[17, 4\]; expected the number of keypoints, and 2 or 3"),
+        (f"{SPLIT}kpt_shape: [a, 3]", "kpt_shape is "),
+        (f"{SPLIT}kpt_shape: [0, 3]", "kpt_shape is "),
+        (f"{SPLIT}kpt_shape: 17", "kpt_shape is 17; expected"),
+        (f"{SPLIT}kpt_shape: [2, 3]\nflip_idx: [0, 0]", r"flip_idx is \[0, 0\]; expected each index from 0 to 1 once"),
+        (f"{SPLIT}kpt_shape: [2, 3]\nkpt_names: [a]", r"kpt_names is \['a'\]; expected 2 names"),
         ("train: [images/train, images]\nnames: [a, b]\n", "4 images that are listed more than once: images/train/0"),
         ("names: !!python/object/apply:os.getcwd []\n", "is not YAML"),
         (f"{LISTS}names: [*a8]\ntrain: images", r"is not YAML: \*a0 stands for a list or mapping; write it out"),
@@ -304,6 +310,71 @@ def test_missing_images_and_labels_of_yolo_are_reported(export: Path) -> None:
     (export / "labels").rename(export / "annotations")
     with pytest.raises(ValueError, match=r"no image has labels; expected labels/train/1\.txt in "):
         yolo(data=export / "data.yaml", broken="drop")
+
+
+POSE = "0 0.5 0.5 0.5 0.5 0.25 0.5 2 0.75 0.25 1 0 0 0\n"
+"""An object with three keypoints in 64 x 48 pixels, of which the last is not labeled."""
+
+
+def write_pose(export: Path, line: str, options: str) -> None:
+    """Write the keypoints of one object in image 1, the others have none."""
+    (export / "data.yaml").write_text(f"{SPLIT}{options}\n")
+    for file in (export / "labels" / "train").iterdir():
+        file.write_text("")
+    (export / "labels" / "train" / "1.txt").write_text(line)
+
+
+@pytest.mark.parametrize(
+    ("line", "options", "names", "pairs", "visibility"),
+    [
+        (POSE, "kpt_shape: [3, 3]", ("keypoint_0", "keypoint_1", "keypoint_2"), [0, 1, 2], [2, 1, 0]),
+        (POSE, "kpt_shape: [3, 3]\nflip_idx: [0, 2, 1]", None, [0, 2, 1], [2, 1, 0]),
+        (POSE, "kpt_shape: [3, 3]\nkpt_names: {0: [nose, left_ear, right_ear]}", None, [0, 2, 1], [2, 1, 0]),
+        ("0 0.5 0.5 0.5 0.5 0.25 0.5 0.75 0.25 0 0\n", "kpt_shape: [3, 2]", None, [0, 1, 2], [2, 2, 0]),
+        ("0 0.5 0.5 0.5 0.5 0.25 0.5 0.75 0.25 -1 -1\n", "kpt_shape: [3, 2]", None, [0, 1, 2], [2, 2, 0]),
+    ],
+)
+def test_keypoints_of_yolo(
+    line: str, options: str, names: tuple[str, ...] | None, pairs: list[int], visibility: list[int], export: Path
+) -> None:
+    write_pose(export, line, options)
+    source = yolo(data=export / "data.yaml", keypoints=True)
+    sample = source[1]
+    assert names is None or source.info.keypoints == names
+    assert sample["flip_pairs"] == pairs and sample["visibility"].tolist() == [visibility]
+    assert sample["keypoints"][0, :2].tolist() == [[16, 24], [48, 12]] and sample["boxes"].tolist() == [
+        [16, 12, 48, 36]
+    ]
+    assert sample["ground_truth"].keypoints[0, 2].tolist() == [0, 0, 0]
+    boxes = yolo(data=export / "data.yaml")
+    assert boxes[1]["boxes"].tolist() == [[16, 12, 48, 36]] and not boxes.info.keypoints
+
+
+def test_seventeen_keypoints_with_the_counterparts_of_coco_have_its_names(export: Path) -> None:
+    pairs = [0, 2, 1, 4, 3, 6, 5, 8, 7, 10, 9, 12, 11, 14, 13, 16, 15]
+    write_pose(export, f"0 0.5 0.5 0.5 0.5{' 0.5 0.5 2' * 17}\n", f"kpt_shape: [17, 3]\nflip_idx: {pairs}")
+    assert yolo(data=export / "data.yaml", keypoints=True).info.keypoints[:2] == ("nose", "left_eye")
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("0 0.5 0.5 0.5 0.5\n", r"1 keypoint list that is not .*: labels/train/1\.txt, line 1: 0 0\.5"),
+        (POSE.replace(" 2 ", " 3 "), r"1 keypoint list that is not .* line 1"),
+        (POSE.replace(" 2 ", " 0.5 "), r"1 keypoint list that is not .* line 1"),
+        (POSE.replace("0.75 0.25 1", "1.75 0.25 1"), r"1 visible keypoint outside the image"),
+    ],
+)
+def test_broken_keypoints_of_yolo(line: str, message: str, export: Path) -> None:
+    write_pose(export, line, "kpt_shape: [3, 3]")
+    with pytest.raises(ValueError, match=message):
+        yolo(data=export / "data.yaml", keypoints=True)
+    assert [error.count for error in yolo(data=export / "data.yaml", keypoints=True, broken="clip").info.errors] == [1]
+
+
+def test_keypoints_that_are_not_there(export: Path) -> None:
+    with pytest.raises(ValueError, match=r"data\.yaml has no keypoints: expected kpt_shape, such as \[17, 3\]"):
+        yolo(data=export / "data.yaml", keypoints=True)
 
 
 def test_a_folder_of_images_without_data_yaml(export: Path) -> None:
