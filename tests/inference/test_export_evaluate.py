@@ -227,6 +227,17 @@ def test_reduced_precisions_keep_names_and_types_and_change_values_little(graph:
     assert types.count("Conv") == 2 and types.count("QuantizeLinear") == 2
 
 
+def test_int8_sums_fit_into_16_bits_on_every_cpu(tmp_path: Path) -> None:
+    """Without VNNI a CPU adds two products of an input and a weight in 16 bits: 8-bit weights gave half of the sum."""
+    inputs, weights = {"image": (FLOAT, ["batch", 64, 8, 8])}, {"weight": np.ones((32, 64, 1, 1))}
+    path = save_graph(
+        tmp_path / "graph.onnx", [("conv", "Conv", ["image", "weight"], ["sum"], {})], inputs, {"sum": None}, weights
+    )
+    image = torch.full((1, 64, 8, 8), 255.0)
+    write_int8(path, int8_path := tmp_path / "int8.onnx", [], [{"image": image}])
+    assert torch.allclose(ExportedTask(int8_path).run(image=image)["sum"], torch.tensor(64 * 255.0), rtol=0.01)
+
+
 def test_the_command_of_tensorrt_has_the_shapes_of_the_graph(graph: Path, tmp_path: Path) -> None:
     engine, build = graph.with_suffix(".engine"), f"trtexec --onnx={graph} --saveEngine="
     shapes = "--minShapes=image:1x3x8x8 --optShapes=image:8x3x8x8 --maxShapes=image:32x3x8x8"
