@@ -1,6 +1,7 @@
 """Training of detectors: empty images, micro-batches, EMA, hooks, names of losses."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 
 from opabinia.config import ConfigError
+from opabinia.runtime.shards import load_safetensors
 from opabinia.training import launch
 from scripts import small_data
 
@@ -153,3 +155,20 @@ def test_images_that_cannot_be_read_are_skipped(data: Path, tmp_path: Path) -> N
 def test_a_teacher_of_detectors_is_refused(data: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="a task that detects objects in them cannot be distilled"):
         train(data, tmp_path, "distill={ema_teacher: {}}", name="student")
+
+
+@pytest.mark.slow
+def test_a_resumed_run_of_oriented_queries_is_identical(tmp_path: Path) -> None:
+    """Its denoising queries are drawn in every step. CUDA has no deterministic gradient of ``grid_sample``."""
+    pytest.importorskip("transformers", reason="transformers is absent: pip install 'opabinia[detr]'")
+    changes = ["train.length=4it", "train.num_threads=1", "data.batch_size=2", "data.num_workers=0", "data.val=null"]
+    changes += ["schedule.warmup=1it", "checkpoint={every: 2it, keep: 9, best: null}", "loggers=[]"]
+    recipe = "detection/digits_rt_detr_oriented"
+    checkpoints = launch.train(recipe, changes, out=tmp_path)[0] / "checkpoints"
+    expected = {file.name: load_safetensors(file) for file in (checkpoints / "step-00000004").glob("*.safetensors")}
+    shutil.rmtree(checkpoints / "step-00000004")
+    launch.train(recipe, changes, out=tmp_path, resume=str(checkpoints / "step-00000002"))
+    assert {*expected} >= {"model.safetensors", "optimizer.safetensors"}
+    for name, tensors in expected.items():
+        resumed = load_safetensors(checkpoints / "step-00000004" / name)
+        assert all(torch.equal(value, resumed[key]) for key, value in tensors.items())
