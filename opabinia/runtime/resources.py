@@ -9,6 +9,7 @@ import sys
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 ROOT = Path("/")
 
@@ -72,10 +73,23 @@ def keep_freed_memory() -> None:
     training step then asks for the same pages again, which the system fills with zeros: with glibc 2.36 on two cores,
     training took 1.3 to 1.4 times as long (docs/log.md, 2026-11-28). The peak memory grows by 7 to 14 %.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    mallopt = _of_glibc("mallopt")
     if mallopt is not None:
         mallopt(_TRIM_THRESHOLD, -1)  # never
         mallopt(_MMAP_MAX, 0)
+
+
+def return_freed_memory() -> None:
+    """Return memory to the system that glibc's malloc has kept, between phases that need as much again. Processes that
+    are forked later would otherwise hold another copy of it."""
+    malloc_trim = _of_glibc("malloc_trim")
+    if malloc_trim is not None:
+        malloc_trim(0)
+
+
+def _of_glibc(name: str) -> Any:
+    """Return a function of glibc; None with other C libraries."""
+    return getattr(ctypes.CDLL(None), name, None) if sys.platform == "linux" else None
 
 
 def _read_numbers(path: Path) -> dict[str, int]:

@@ -103,3 +103,23 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
     faults = {keeps: int(in_new_process(lines.format(keeps=keeps))) for keeps in (False, True)}
     assert faults[False] > 5 * faults[True]
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries are left as they are")
+def test_kept_memory_can_be_returned() -> None:
+    lines = """
+import torch
+from opabinia.runtime.resources import keep_freed_memory, return_freed_memory
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * 4096
+keep_freed_memory()
+before = resident()
+kept = [torch.ones(10_000_000) for _ in range(10)]  # of 40 MB
+last = torch.ones(1)  # above them in the heap
+del kept
+freed = resident()
+return_freed_memory()
+print(freed - before, resident() - before)
+"""
+    freed, returned = map(int, in_new_process(lines).split())
+    assert freed > 300_000_000 and returned < 100_000_000

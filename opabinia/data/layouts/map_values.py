@@ -14,7 +14,7 @@ import numpy as np
 from opabinia.contracts import IGNORE_LABEL
 from opabinia.data.layouts.class_names import ClassNames
 from opabinia.data.layouts.folder import DoubtfulLayout, UnreadableLayout
-from opabinia.data.sources.segmentation_base import Color, read_map
+from opabinia.data.sources.segmentation_base import Color, blocks_of_rows, color_codes, read_map
 
 LOSSLESS = (".png", ".tif", ".tiff", ".bmp", ".gif", ".pgm", ".ppm", ".webp")
 """Suffixes of files whose values are as they were written."""
@@ -61,12 +61,13 @@ def read_values(paths: Sequence[str]) -> MapValues:
         except ValueError as error:
             raise UnreadableLayout(str(error)) from error
         found.opened += 1
-        codes = values if values.ndim == 2 else values.astype(np.int64) @ [1 << 16, 1 << 8, 1]
-        counts = dict(zip(*(part.tolist() for part in np.unique(codes, return_counts=True)), strict=True))
-        if values.ndim == 2:
-            found.gray.update(counts)
-        else:
-            found.colors.update({(code >> 16, code >> 8 & 255, code & 255): count for code, count in counts.items()})
+        for rows in blocks_of_rows(values):
+            codes = rows if values.ndim == 2 else color_codes(rows)
+            counts = dict(zip(*(part.tolist() for part in np.unique(codes, return_counts=True)), strict=True))
+            if values.ndim == 2:
+                found.gray.update(counts)
+            else:
+                found.colors.update({(code >> 16, code >> 8 & 255, code & 255): n for code, n in counts.items()})
         pixels += values.shape[0] * values.shape[1]
         if pixels > _PIXELS or found.count > 2**16:
             break

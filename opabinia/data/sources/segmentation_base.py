@@ -63,7 +63,7 @@ def read_map(path: bytes) -> NDArray[Any]:
         with image_errors(name), open_image(content) as file:
             image = upright(file)
             colored = image.mode not in _VALUE_MODES
-            values = np.asarray(image.convert("RGB") if colored else image)
+            values = np.asarray(image.convert("RGB") if colored and image.mode != "RGB" else image)
     except OSError as error:
         raise MapError(f"{name} cannot be read: {error.strerror}") from error
     except ValueError as error:
@@ -75,3 +75,19 @@ def read_map(path: bytes) -> NDArray[Any]:
 
 _VALUE_MODES = ("1", "L", "P", "I", "F", "I;16", "I;16B", "I;16L", "I;16N")
 """Modes of PIL with one number for each pixel; of a palette the index, which is never converted to its color."""
+
+
+_BLOCK = 1 << 20
+"""Pixels of a map that are converted at once: 24 million in color would take a gigabyte."""
+
+
+def blocks_of_rows(values: NDArray[Any]) -> list[NDArray[Any]]:
+    """Return parts of a map (H x W x ...), one below the other, of about a million pixels each."""
+    return np.array_split(values, 1 + values.shape[0] * values.shape[1] // _BLOCK)
+
+
+def color_codes(colors: NDArray[np.uint8]) -> NDArray[np.uint32]:
+    """Return a number for each color (... x 3): red times 65536, green times 256, and blue."""
+    red, green, blue = np.moveaxis(colors.astype(np.uint32), -1, 0)
+    codes: NDArray[np.uint32] = red << 16 | green << 8 | blue
+    return codes

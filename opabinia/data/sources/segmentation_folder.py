@@ -26,7 +26,15 @@ from opabinia.data.sources.image_headers import files_exist, read_sizes
 from opabinia.data.sources.labels import check_class
 from opabinia.data.sources.list_files import raise_for_invalid, read_lines
 from opabinia.data.sources.named import NamedFiles
-from opabinia.data.sources.segmentation_base import Color, MapError, check_map_classes, make_map_sample, read_map
+from opabinia.data.sources.segmentation_base import (
+    Color,
+    MapError,
+    blocks_of_rows,
+    check_map_classes,
+    color_codes,
+    make_map_sample,
+    read_map,
+)
 from opabinia.runtime.log import log
 from opabinia.runtime.text import plural
 
@@ -61,13 +69,7 @@ class PixelLabels:
         elif not self.colors:
             raise MapError(f"{name} is a color image; give the colors of the classes, or save labels as gray values")
         else:
-            weights = np.array([2**16, 2**8, 1])
-            codes, listed = values @ weights, np.array(self.colors) @ weights
-            order = np.argsort(listed)
-            places = np.searchsorted(listed[order], codes).clip(max=len(order) - 1)
-            is_listed = listed[order][places] == codes
-            others = self._nearest(values) if self.unlisted is None else self.unlisted
-            labels = np.where(is_listed, order[places], others)
+            labels = np.concatenate([self._labels_of_colors(rows) for rows in blocks_of_rows(values)])
         wrong = np.argwhere(labels < 0)
         if len(wrong):
             row, column = wrong[0].tolist()
@@ -76,6 +78,14 @@ class PixelLabels:
             raise MapError(f"{name}: no class has the value {value} ({place}); unlisted: ignore ignores such pixels")
         result: NDArray[np.uint8] = labels.astype(np.uint8)
         return result
+
+    def _labels_of_colors(self, values: NDArray[np.uint8]) -> NDArray[np.int16]:
+        """Return the labels (int16, H x W) of colors, -1 for errors."""
+        codes, listed = color_codes(values), color_codes(np.array(self.colors, np.uint8))
+        order = np.argsort(listed)
+        places = np.searchsorted(listed[order], codes).clip(max=len(order) - 1)
+        others = self._nearest(values) if self.unlisted is None else self.unlisted
+        return np.where(listed[order][places] == codes, order[places], others).astype(np.int16)
 
     def _nearest(self, values: NDArray[Any]) -> NDArray[np.int64]:
         """Return the labels of the nearest colors (int64, H x W) of a map in color."""

@@ -31,6 +31,7 @@ from opabinia.runtime.files import write_atomic
 from opabinia.runtime.json_files import read_json, write_json
 from opabinia.runtime.local_copies import read_file
 from opabinia.runtime.log import log
+from opabinia.runtime.resources import return_freed_memory
 from opabinia.runtime.text import plural
 from opabinia.runtime.version import __version__
 from opabinia.training.autoconfig import rules
@@ -310,6 +311,7 @@ def _measured(situation: Situation, data: Datasets, overrides: Sequence[str]) ->
         if any((known.model, known.size) == (chosen.model, chosen.size) for known in situation.speeds):
             break
         speed = measure(chosen, overrides)
+        return_freed_memory()
         log.info("speed   %s", describe_speed(speed))
         ranks = situation.machine.ranks  # they share the work
         speed = replace(speed, train=speed.train / ranks, evaluate=speed.evaluate / ranks)

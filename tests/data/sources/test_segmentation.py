@@ -25,7 +25,8 @@ from opabinia.data.sources import (
     voc_segmentation,
 )
 from opabinia.data.sources.annotation_errors import SCALED_MAP, WRONG_SIZE
-from opabinia.data.sources.segmentation_folder import SegmentationFiles
+from opabinia.data.sources.segmentation_base import MapError
+from opabinia.data.sources.segmentation_folder import PixelLabels, SegmentationFiles
 
 VALUES = np.array([[0, 1, 2], [255, 2, 1]], dtype=np.uint8)
 
@@ -426,3 +427,18 @@ def test_a_list_of_images_and_maps(tmp_path: Path) -> None:
         file.write_text(text)
         with pytest.raises(ValueError, match=message):
             segmentation_list(file=file, classes=classes)
+
+
+def test_maps_in_color_are_converted_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("opabinia.data.sources.segmentation_base._BLOCK", 8)
+    colors = [(200, 0, 0), (0, 0, 9), (0, 0, 0)]
+    expected = np.random.default_rng(0).integers(0, 3, (7, 5))
+    values = np.array(colors, np.uint8)[expected]
+    converter = PixelLabels(np.zeros(2**16, np.int16), colors, -1)
+    labels = converter.convert(values, "a.png")
+    assert labels.dtype == np.uint8 and labels.tolist() == expected.tolist()
+    values[6, 4] = 1, 2, 3
+    with pytest.raises(MapError, match=r"no class has the value \[1, 2, 3\] \(row 6, column 4\)"):
+        converter.convert(values, "a.png")
+    nearest = PixelLabels(np.zeros(2**16, np.int16), colors, None).convert(values, "a.png")
+    assert nearest[6, 4] == 2 and nearest[:6].tolist() == expected[:6].tolist()
