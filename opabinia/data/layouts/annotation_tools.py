@@ -8,12 +8,13 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from opabinia.data.layouts.folder import DoubtfulLayout, Folder, UnreadableLayout, listed, split_in, split_of
-from opabinia.data.layouts.layout import Layout
+from opabinia.data.layouts.layout import Layout, Section
 from opabinia.data.layouts.pairing import above, check_alone, images_of, several, split_of_path
-from opabinia.data.layouts.readings import check_training, make_layout, with_alternatives, with_masks
+from opabinia.data.layouts.readings import check_training, convert, make_layout, with_alternatives, with_masks
 from opabinia.runtime.text import plural
 
 _READ = 20_000
@@ -43,14 +44,30 @@ def read_voc(folder: Folder) -> Iterator[Layout]:
         sections, used, how, notes = _unlisted_voc(folder, places)
     check_alone(folder, sorted(used))
     description = f"boxes in XML files of Pascal VOC, {how}"
-    yield make_layout("voc", "detection", description, sections, notes=[*notes, *folder.others(used)])
+    layout = make_layout("voc", "detection", description, sections, notes=[*notes, *folder.others(used)])
+    if any("<robndbox" in text for place in places for text in _first_texts(folder.sub(place))):
+        layout = replace(layout, description=f"oriented {description}, as of roLabelImg")
+        layout = convert(layout, "detection", _oriented)
+    yield layout
+
+
+def _oriented(section: Section) -> dict[str, Any]:
+    """Return a source of Pascal VOC, or several, with oriented boxes."""
+    if "sources" in section:
+        return {**section, "sources": [_oriented(inner) for inner in section["sources"]]}
+    return {**section, "oriented": True}
+
+
+def _first_texts(folder: Folder) -> list[str]:
+    return [folder.head(name, 1 << 14) for name in folder.named(".xml")[:5]]
 
 
 def _is_voc(folder: Folder) -> bool:
     """Return whether the first XML files have boxes of objects."""
-    texts = [folder.head(name, 1 << 14) for name in folder.named(".xml")[:5]]
+    texts = _first_texts(folder)
     opened = [text for text in texts if re.search(r"<annotation[>\s]", text)]
-    return len(opened) == len(texts) and ("<bndbox" in "".join(texts) or all("<object" not in text for text in texts))
+    boxes = any(f"<{kind}" in text for kind in ("bndbox", "robndbox") for text in texts)
+    return len(opened) == len(texts) and (boxes or all("<object" not in text for text in texts))
 
 
 def _above_lists(folder: Folder, place: str) -> str | None:
@@ -125,7 +142,10 @@ def _voc_section(folder: Folder, place: str, base: str) -> tuple[dict[str, Any],
 def _voc_names(folder: Folder) -> set[str]:
     """Return the names of all objects in the XML files of a folder."""
     texts = (folder.head(name, 1 << 22) for name in folder.named(".xml")[:_READ])
-    return {name.strip() for text in texts for name in re.findall(r"<object>\s*<name>([^<]+)</name>", text)}
+    return {name.strip() for text in texts for name in _NAME.findall(text)}
+
+
+_NAME = re.compile(r"<object>\s*(?:<type>\w*</type>\s*)?<name>([^<]+)</name>")
 
 
 # --- LabelMe ----------------------------------------------------------------------------------------------------------

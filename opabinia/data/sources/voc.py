@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 from xml.etree.ElementTree import Element, ParseError, TreeBuilder, XMLParser
 
 from opabinia.config import register
@@ -45,12 +46,13 @@ def voc(
     annotations: str = "Annotations",
     classes: list[str] | None = None,
     difficult: Literal["ignore", "learn"] = "ignore",
+    oriented: bool = False,
     empty: Empty = "keep",
     broken: Broken = "error",
     channels: Channels = 3,
 ) -> AnnotatedImages:
     """Images with bounding boxes in the format of Pascal VOC: ``JPEGImages``, ``Annotations``, ``ImageSets/Main``; or
-    XML files beside their images in one folder.
+    XML files beside their images in one folder. An object may have a rotated box, as of roLabelImg (``robndbox``).
 
     Pixels are counted from 1 there, and ``xmax`` and ``ymax`` are in the box: a box from 1 to 10 is 10 pixels wide and
     begins at 0 here (detectron2's rule). A sample's id is its path below the root.
@@ -64,6 +66,7 @@ def voc(
             if an XML file of any split has others, all that occur, sorted.
         difficult: ``ignore`` does not train on difficult objects; ``learn`` does, as detectron2. Evaluation ignores
             them in either case.
+        oriented: oriented boxes; otherwise rotated ones are read as the upright boxes around them.
         empty: ``drop`` drops images without objects to train on.
         broken: handling of broken annotations: ``error`` raises; ``clip`` clips to the image and drops objects without
             area; ``drop`` drops them, and also images that are missing or whose XML cannot be read. ``fix`` clips what
@@ -83,7 +86,7 @@ def voc(
         raise ValueError(f"split: {root} has no folder ImageSets/Main with lists; split: null reads all XML files")
     chosen = stems if split is None else [fields[0] for _, fields in read_fields(file, "name")]
     names_of_images = _image_names(root, images, chosen)
-    listing = DetectionListing(file=file, root=root, noun="object")
+    listing = DetectionListing(file=file, root=root, oriented=oriented, noun="object")
     names: set[str] = set()
     for stem, count in Counter(chosen).items():
         if count > 1:
@@ -92,27 +95,32 @@ def voc(
         if content is not None:
             size, objects = content
             image = listing.add_image(names_of_images[stem], size)
-            for number, (name, box, is_difficult) in enumerate(objects, 1):
-                trainable = difficult == "learn" or not is_difficult
-                listing.add(image, number, name, box, crowd=is_difficult, trainable=trainable)
+            for number, (name, box, corners, crowd) in enumerate(objects, 1):
+                trainable = difficult == "learn" or not crowd
+                listing.add(image, number, name, box, corners=corners, crowd=crowd, trainable=trainable)
                 names.add(name)
     if classes is None:  # the same for all splits
         others = [_read_file(folder, stem, ErrorCollector()) for stem in stems if stem not in names_of_images]
-        names |= {name for content in others if content for name, _, _ in content[1]}
+        names |= {found.name for content in others if content for found in content[1]}
         classes = list(CLASSES) if names <= set(CLASSES) else sort_names(names)
     pick_classes(file, classes, None)
     listing.classes = classes
     return build_source(listing, broken=broken, empty=empty, channels=channels)
 
 
-Box = tuple[float, float, float, float]
+class _Object(NamedTuple):
+    """An object: its class, left, top, width and height of an upright box, x, y ... of its corners, and whether it is
+    difficult."""
+
+    name: str
+    box: tuple[float, float, float, float] | None
+    corners: Sequence[float]
+    is_difficult: bool
 
 
-def _read_file(
-    folder: Path, stem: str, errors: ErrorCollector
-) -> tuple[tuple[int, int], list[tuple[str, Box, bool]]] | None:
-    """Return height and width (0 if not given) and the objects in an XML file: name, box and whether it is difficult.
-    None and an error if it cannot be read."""
+def _read_file(folder: Path, stem: str, errors: ErrorCollector) -> tuple[tuple[int, int], list[_Object]] | None:
+    """Return height and width (0 if not given) and the objects in an XML file; None and an error if it cannot be
+    read."""
     try:
         top = parse_xml((folder / f"{stem}.xml").read_bytes())
         sides = [(top.findtext(f"size/{side}") or "").strip() for side in ("height", "width")]
@@ -138,15 +146,34 @@ def _image_names(root: Path, images: str, stems: Sequence[str]) -> dict[str, byt
 # --- XML --------------------------------------------------------------------------------------------------------------
 
 
-def _parse_object(element: Element) -> tuple[str, Box, bool]:
+def _parse_object(element: Element) -> _Object:
     name = (element.findtext("name") or "").strip()
-    sides = ("xmin", "ymin", "xmax", "ymax")
-    with errors_in(f"object {shortened(name)} has no box of four numbers ({', '.join(sides)}): "):
-        left, top, right, bottom = (parse_number(element.findtext(f"bndbox/{side}") or "") for side in sides)
-    box = (left - 1, top - 1, right - left + 1, bottom - top + 1)
-    place = ", ".join(f"{value:g}" for value in (left, top, right, bottom))
+    rotated = element.find("robndbox") is not None
+    kind, keys = ("robndbox", ("cx", "cy", "w", "h", "angle")) if rotated else ("bndbox", _SIDES)
+    count = "five" if rotated else "four"
+    with errors_in(f"object {shortened(name)} has no box of {count} numbers ({', '.join(keys)}): "):
+        numbers = [parse_number(element.findtext(f"{kind}/{key}") or "") for key in keys]
+    place = ", ".join(f"{value:g}" for value in numbers)
     with errors_in(f"the object with the box {place}: name or difficult: "):
-        return text(name), box, parse_flag(element.findtext("difficult") or "0")
+        name, is_difficult = text(name), parse_flag(element.findtext("difficult") or "0")
+    if rotated:
+        return _Object(name, None, _corners(numbers), is_difficult)
+    left, top, right, bottom = numbers
+    corners = (left - 1, top - 1, right, top - 1, right, bottom, left - 1, bottom)
+    return _Object(name, (left - 1, top - 1, right - left + 1, bottom - top + 1), corners, is_difficult)
+
+
+_SIDES = ("xmin", "ymin", "xmax", "ymax")
+
+
+def _corners(box: Sequence[float]) -> list[float]:
+    """Return x, y, x, y ... of the corners of a box: its center, width, height and clockwise rotation in radians."""
+    x, y, *sides, angle = box
+    width, height = (max(side, 0.0) / 2 for side in sides)  # below 0 there is no area, which is an error
+    across = width * math.cos(angle), width * math.sin(angle)
+    down = -height * math.sin(angle), height * math.cos(angle)
+    signs = ((-1, -1), (1, -1), (1, 1), (-1, 1))
+    return [value for i, j in signs for value in (x + i * across[0] + j * down[0], y + i * across[1] + j * down[1])]
 
 
 def parse_xml(content: bytes) -> Element:

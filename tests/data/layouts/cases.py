@@ -42,6 +42,10 @@ CVAT_VIDEO = (
 VISDRONE = "0,0,3,3,0,0,0,0\n1,1,4,4,1,4,0,0\n2,2,3,3,1,11,0,0,\n"
 HEXAGON = "0 0.1 0.5 0.3 0.1 0.7 0.1 0.9 0.5 0.7 0.9 0.3 0.9\n"
 PLACES = ("images/train", "labels/train"), ("images/val", "labels/val")
+ROTATED = (
+    "<annotation><object><type>robndbox</type><name>ship</name>"
+    "<robndbox><cx>4</cx><cy>4</cy><w>4</w><h>2</h><angle>1</angle></robndbox></object></annotation>"
+)
 YAML = "path: .\ntrain: images/train\nval: images/val\nnames: [cat, dog]\n"
 
 CLASSIFICATION = [
@@ -426,6 +430,15 @@ DETECTION = [
         ),
         *("yolo", "instance_segmentation", 2),
         given={"task": "instance_segmentation"},
+    ),
+    Case(
+        "oriented boxes of roLabelImg, in folders of splits",
+        steps(
+            images("{train,val}/{1..2}.jpg"),
+            *(text(f"{split}/{number}.xml", ROTATED) for split in ("train", "val") for number in (1, 2)),
+        ),
+        *("voc", "detection", 2, 2),
+        classes=["ship"],
     ),
     Case(
         "YOLO's oriented boxes",

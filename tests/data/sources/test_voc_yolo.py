@@ -65,6 +65,31 @@ def test_voc_boxes_match_detectron2(devkit: Path) -> None:
     assert sample["boxes"].tolist() == [[0, 10.5, 10, 20]] and sample["ground_truth"].areas.tolist() == [95]
 
 
+def test_rotated_boxes_of_rolabelimg(devkit: Path) -> None:
+    """The angle is clockwise, in radians; other objects are upright."""
+    rotated = "<cx>30</cx><cy>20</cy><w>20</w><h>10</h><angle>0.5235987755982988</angle>"
+    (devkit / "Annotations" / "1.xml").write_text(
+        "<annotation><size><width>64</width><height>48</height></size>"
+        f"<object><type>robndbox</type><name>bar</name><robndbox>{rotated}</robndbox></object>"
+        "<object><name>bar</name><bndbox><xmin>1</xmin><ymin>1</ymin><xmax>20</xmax><ymax>10</ymax></bndbox></object>"
+        "</annotation>"
+    )
+    sample = voc(root=devkit, oriented=True)[1]
+    expected = torch.tensor([[30.0, 20, 20, 10, -30], [10, 5, 20, 10, 0]])  # counterclockwise, in degrees
+    assert torch.allclose(sample["boxes"], expected, atol=1e-4)
+    boxes = voc(root=devkit)[1]["boxes"]
+    half = np.array([10 * np.cos(np.pi / 6) + 2.5, 10 * np.sin(np.pi / 6) + 5 * np.cos(np.pi / 6)])
+    center = np.array([30, 20])
+    np.testing.assert_allclose(boxes[0], np.concatenate([center - half, center + half]), atol=1e-4)
+    assert boxes[1].tolist() == [0, 0, 20, 10]
+    edit(devkit, "1", "<w>20", "<w>-20")
+    with pytest.raises(ValueError, match=r"1 box without area: JPEGImages/1\.png, object 1"):
+        voc(root=devkit, oriented=True)
+    edit(devkit, "1", "<angle>0.5", "<angle>x")
+    with pytest.raises(ValueError, match=r"object 'bar' has no box of five numbers \(cx, cy, w, h, angle\)"):
+        voc(root=devkit, oriented=True)
+
+
 def test_the_classes_of_voc_are_those_of_all_splits(devkit: Path) -> None:
     (devkit / "ImageSets" / "Main" / "first.txt").write_text("0\n1\n")
     first = voc(root=devkit, split="first")
