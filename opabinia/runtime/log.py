@@ -1,5 +1,5 @@
-"""The log: ``train.log`` for each rank, the terminal for rank 0 only (each warning of a command once; in quiet mode:
-warnings, errors and results)."""
+"""The log: ``train.log`` for each rank, the terminal for rank 0 only (in quiet mode: warnings, errors and
+results)."""
 
 from __future__ import annotations
 
@@ -57,15 +57,14 @@ def silence() -> Iterator[None]:
 
 
 class _Terminal(logging.StreamHandler):  # type: ignore[type-arg]
-    """Handler for the terminal; skips long texts (the model, the config), which go to the file only, warnings that the
-    command has shown before, and in quiet mode all but warnings."""
+    """Handler for the terminal; skips long texts (the model, the config), which go to the file only, warnings of
+    data that the command has shown before, and in quiet mode all but warnings."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        if record.levelno == logging.WARNING:
-            is_shown = not is_repeated(record.getMessage())
-        else:
-            is_shown = record.levelno > logging.WARNING or not is_quiet()
-        if is_shown and not getattr(record, "file_only", False):
+        if record.levelno < logging.WARNING and is_quiet():
+            return
+        is_known = getattr(record, "once", False) and is_repeated(record.getMessage())
+        if not is_known and not getattr(record, "file_only", False):
             self.stream = sys.stderr  # looked up for every line because a progress bar replaces it
             super().emit(record)
 
@@ -76,3 +75,9 @@ class _Terminal(logging.StreamHandler):  # type: ignore[type-arg]
 def log_to_file(title: str, text: str) -> None:
     """Write a long text to the log file only."""
     log.info("%s\n%s", title, text, extra={"file_only": True})
+
+
+def warn_once(text: str, *arguments: object) -> None:
+    """Write a warning of data, which a command may read several times: the terminal shows it once, see
+    :func:`opabinia.runtime.quiet.warnings_once`."""
+    log.warning(text, *arguments, extra={"once": True})

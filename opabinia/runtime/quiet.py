@@ -1,4 +1,4 @@
-"""Quiet mode: the terminal shows only warnings, errors and results. In a command it shows no warning twice."""
+"""Quiet mode: the terminal shows only warnings, errors and results. In a command it shows no warning of data twice."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def quiet_terminal(quiet: bool = True) -> Iterator[None]:
 
 @contextmanager
 def warnings_once() -> Iterator[None]:
-    """Show each text of a warning once inside the block, which is a command: it makes sources several times. Log files
-    are not affected."""
+    """Show each text of a warning of data once inside the block, which is a command: it makes sources several times.
+    Log files are not affected."""
     global _shown
     before, _shown = _shown, set()
     try:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from opabinia.runtime.log import log
+from opabinia.runtime.log import warn_once
 
 Broken = Literal["error", "clip", "drop", "fix"]
 """Handling of broken annotations: see :func:`check_errors`."""
@@ -160,4 +160,4 @@ def check_errors(where: object, groups: Iterable[ErrorGroup], broken: Broken) ->
         raise ValueError(f"{where}: {counts}: {listed}. {hint}")
     for group in groups:
         clips = broken in ("clip", "fix")
-        log.warning("%s: %s: %s", where, group, _CLIPPED.get(group.kind, "dropped") if clips else "dropped")
+        warn_once("%s: %s: %s", where, group, _CLIPPED.get(group.kind, "dropped") if clips else "dropped")

@@ -32,7 +32,7 @@ from opabinia.data.sources.image_headers import files_exist, read_sizes
 from opabinia.data.sources.labels import select_classes
 from opabinia.data.sources.named import NamedFiles
 from opabinia.data.sources.oriented_boxes import min_area_boxes, surround
-from opabinia.runtime.log import log
+from opabinia.runtime.log import warn_once
 from opabinia.runtime.text import plural
 
 Empty = Literal["keep", "drop"]
@@ -460,7 +460,7 @@ def build_source(
     if not listing.names:
         raise ValueError(f"{listing.file}: no image is left to train on")
     if not listing.annotations.trainable.any():
-        log.warning("%s: there are no objects in its %s", listing.file, plural(len(listing.names), "image"))
+        warn_once("%s: there are no objects in its %s", listing.file, plural(len(listing.names), "image"))
     return AnnotatedImages(listing, channels=channels)
 
 

@@ -20,7 +20,7 @@ from opabinia.data.sources.labels import class_indices, select_classes
 from opabinia.data.sources.list_files import raise_for_invalid, read_lines
 from opabinia.data.sources.named import ImageFiles
 from opabinia.runtime.files import describe_missing, split_folder
-from opabinia.runtime.log import log
+from opabinia.runtime.log import warn_once
 
 
 @register.source
@@ -158,7 +158,7 @@ def existing_folder(folder: Path, hint: str = "a folder is expected") -> Path:
     """
     given, folder = folder, split_folder(folder)
     if folder.name != given.name:
-        log.warning("there is no %s: %s is used in its place", given, folder)
+        warn_once("there is no %s: %s is used in its place", given, folder)
     if folder.is_dir():
         return folder
     if folder.exists():

@@ -35,7 +35,7 @@ from opabinia.data.sources.segmentation_base import (
     make_map_sample,
     read_map,
 )
-from opabinia.runtime.log import log
+from opabinia.runtime.log import warn_once
 from opabinia.runtime.text import plural
 
 Byte = Annotated[int, Interval(ge=0, le=255)]
@@ -446,7 +446,7 @@ def _report_unused(root: Path, found: Sequence[bytes], used: Sequence[bytes], er
     for name in unused:
         errors.add(kinds.UNUSED_MAP, os.fsdecode(name), "", "not used")
     if unused:
-        log.warning("%s: %s", root, errors.groups()[-1])
+        warn_once("%s: %s", root, errors.groups()[-1])
 
 
 def _check_files(

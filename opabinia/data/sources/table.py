@@ -21,7 +21,7 @@ from opabinia.data.sources.labels import class_indices, multi_hot
 from opabinia.data.sources.list_files import cell_text, check_files_exist, listed_path, read_lines, read_rows
 from opabinia.data.sources.named import ImageFiles
 from opabinia.data.sources.reid_base import ReidImage, ReidSplit, Split, identity_files, open_split, read_split
-from opabinia.runtime.log import log
+from opabinia.runtime.log import warn_once
 
 
 def label_info(classes: Sequence[str], labels: NDArray[Any], channels: Channels) -> SourceInfo:
@@ -139,7 +139,7 @@ def _without_missing(
         if os.path.isfile(os.path.join(root, row[1])):
             rows.setdefault((os.path.normpath(row[1]), *row[2]), row)
     if skipped := len(paths) - len(rows):
-        log.warning(
+        warn_once(
             "%s: %d of %d rows are repeated, or their images are not in %s: skipped", file, skipped, len(paths), root
         )
     return [row[0] for row in rows.values()], [row[1] for row in rows.values()], [row[2] for row in rows.values()]

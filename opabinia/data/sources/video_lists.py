@@ -16,7 +16,7 @@ from opabinia.data.sources.annotation_values import errors_in, parse_number, sho
 from opabinia.data.sources.labels import encode_labels, read_classes
 from opabinia.data.sources.list_files import cell_text, raise_for_invalid, read_json, read_lines, read_rows
 from opabinia.data.sources.videos import VideoFiles
-from opabinia.runtime.log import log
+from opabinia.runtime.log import warn_once
 
 
 class _Entry(NamedTuple):
@@ -223,7 +223,7 @@ def _find_videos(
         else:
             found[entry.name(path)] = index, path
     if missing and skip_missing and found:
-        log.warning("%s: %d of %d videos are missing in %s and skipped", file, len(missing), len(entries), root)
+        warn_once("%s: %d of %d videos are missing in %s and skipped", file, len(missing), len(entries), root)
     else:
         raise_for_invalid(file, missing, len(entries), f"in {root} (missing: skip ignores them)")
     return found

@@ -27,7 +27,7 @@ from opabinia.data.sources.detection_base import AnnotatedImages, DetectionListi
 from opabinia.data.sources.file_names import sort_names
 from opabinia.data.sources.folder import existing_folder, image_files
 from opabinia.data.sources.list_files import read_fields
-from opabinia.runtime.log import log
+from opabinia.runtime.log import warn_once
 from opabinia.runtime.text import plural
 
 CLASSES = (
@@ -139,7 +139,7 @@ def _image_names(root: Path, images: str, stems: Sequence[str]) -> dict[str, byt
     folder, prefix = (root / images, os.fsencode(f"{images}/")) if separate else (root, b"")
     names = {os.path.splitext(name)[0]: name for name in sorted(image_files(os.listdir(os.fsencode(folder))))}
     if not separate and (unlabeled := len(names.keys() - set(map(os.fsencode, stems)))):
-        log.warning("%s: %s without an XML file skipped", root, plural(unlabeled, "image"))
+        warn_once("%s: %s without an XML file skipped", root, plural(unlabeled, "image"))
     return {stem: prefix + names.get(os.fsencode(stem), os.fsencode(f"{stem}.jpg")) for stem in stems}
 
 
