@@ -13,7 +13,6 @@ from opabinia.data.layouts.folder import SPLITS, Folder, UnreadableLayout, liste
 from opabinia.data.layouts.layout import Layout
 from opabinia.data.layouts.pairing import above, check_alone, images_of, several, split_of_path
 from opabinia.data.layouts.readings import check_training, convert, make_layout, with_alternatives, with_masks
-from opabinia.data.sources.detection_base import flip_pairs
 from opabinia.data.sources.list_files import read_lines
 from opabinia.data.sources.yolo import KeypointShape, label_file, read_data_yaml, read_keypoint_shape
 from opabinia.runtime.text import plural
@@ -90,7 +89,7 @@ def _read_yaml(folder: Folder, file: str, name: str) -> Iterator[Layout]:
     description = f"boxes of {plural(len(names), 'class', 'es')} in YOLO's format ({file})"
     layout = make_layout(name, "detection", description, sections, notes=notes)
     shape = read_keypoint_shape(folder.path / file, content)
-    yield from _shapes(layout, lines) if shape is None else _keypoints(layout, shape, folder.at(file))
+    yield from _shapes(layout, lines) if shape is None else _keypoints(layout, shape)
 
 
 def _find(folder: Folder, root: str, entry: str) -> str | None:
@@ -123,14 +122,9 @@ def _lines(path: str) -> list[str]:
         return []
 
 
-def _keypoints(layout: Layout, shape: KeypointShape, file: str) -> Iterator[Layout]:
+def _keypoints(layout: Layout, shape: KeypointShape) -> Iterator[Layout]:
     """Yield the reading of boxes with keypoints, and that of boxes."""
-    sided = shape.flip_pairs or flip_pairs(shape.names) != [*range(len(shape.names))]
-    unknown = f"{file} has neither flip_idx nor kpt_names with sides, such as left_eye: keypoints keep their places in "
-    notes = () if sided or len(shape.names) == 1 else (f"{unknown}mirrored images",)
-    described = replace(
-        layout, description=f"{layout.description}, with {len(shape.names)} keypoints", notes=(*layout.notes, *notes)
-    )
+    described = replace(layout, description=f"{layout.description}, with {len(shape.names)} keypoints")
     points = convert(described, "keypoints", lambda section: {**section, "keypoints": True})
     yield from with_alternatives(points, [layout])
 

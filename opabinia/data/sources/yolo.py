@@ -199,10 +199,15 @@ def read_keypoint_shape(data: Path, content: Mapping[str, Any]) -> KeypointShape
         names = next(iter(names.values()), None) if len({*map(str, names.values())}) == 1 else None
     if names is not None and not (isinstance(names, list) and len(names) == count and {*map(type, names)} == {str}):
         raise ValueError(f"{data}: kpt_names is {shortened(names)}; expected {count} names")
-    if names is None:
-        are_coco = pairs == flip_pairs(list(COCO_SIGMAS))
-        names = list(COCO_SIGMAS) if are_coco else [f"keypoint_{number}" for number in range(count)]
-    return KeypointShape(tuple(names), shape[1], pairs)
+    return KeypointShape(tuple(names or _keypoint_names(pairs or range(count))), shape[1], pairs)
+
+
+def _keypoint_names(pairs: Sequence[int]) -> list[str]:
+    """Return names for keypoints with these counterparts in a mirrored image: COCO's, or sides and numbers."""
+    if [*pairs] == flip_pairs([*COCO_SIGMAS]):
+        return [*COCO_SIGMAS]
+    sides = ["keypoint" if pair == index else "left" if index < pair else "right" for index, pair in enumerate(pairs)]
+    return [f"{side}_{min(index, pair)}" for index, (side, pair) in enumerate(zip(sides, pairs, strict=True))]
 
 
 _MAX_DEPTH = 50

@@ -254,7 +254,7 @@ def _chosen(base: str, choices: Sequence[Choice], capacity: rules.Capacity, leng
 def _detection(situation: Situation, data: Datasets) -> Chosen:
     profile, machine = situation.profile, situation.machine
     limit = 800 if machine.has_gpu else 448
-    flip = rules.mirroring(profile.classes)
+    flip = rules.mirroring(profile.classes, profile.keypoints)
     tiled = _tiled(situation, limit)
     if tiled is not None:
         capacity, tiles, reason = tiled

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 from opabinia.contracts.keypoints import OTHER_SIGMA
 from opabinia.data.layouts.layout import TaskName
 from opabinia.data.profile import DatasetProfile
+from opabinia.data.sources.detection_base import flip_pairs
 from opabinia.evaluation.detection.coco import COCO_KEYPOINTS
 from opabinia.models.weights.available import BACKBONES
 from opabinia.runtime.durations import format_seconds
@@ -468,10 +469,10 @@ _CHARACTER = re.compile(
 _MIRRORED = re.compile(r"\b(left|right|links|rechts|gauche|droite|izquierda|derecha)\b", re.IGNORECASE)
 
 
-@rule("a mirrored character is another one or none")
-def mirroring(classes: Sequence[str]) -> Value:
+@rule("a mirrored character is another one or none; a mirrored left eye is a right one")
+def mirroring(classes: Sequence[str], keypoints: Sequence[str] = ()) -> Value:
     """Probability of mirroring an image: 0 if classes are characters or numbers, as single ones or by such words, or
-    name a side, else 0.5."""
+    name a side, or if no keypoint names one, else 0.5."""
     names = [name.replace("_", " ") for name in classes]
     single = [name for name in names if len(name) == 1 or name.isdigit() or _CHARACTER.search(name)]
     sided = [name for name in names if _MIRRORED.search(name)]
@@ -479,6 +480,8 @@ def mirroring(classes: Sequence[str]) -> Value:
         return Value(0.0, f"classes such as {single[0]!r} may be characters; 0.5 if a mirrored image keeps its class")
     if sided:
         return Value(0.0, f"the class {sided[0]!r} names a side")
+    if len(keypoints) > 1 and flip_pairs(keypoints) == [*range(len(keypoints))]:
+        return Value(0.0, "no keypoint names a side such as left; 0.5 if those of mirrored images keep their places")
     return Value(0.5, "no class names a side or a character; 0 if a mirrored image has another class")
 
 

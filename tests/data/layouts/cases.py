@@ -487,7 +487,6 @@ DETECTION = [
             text("data.yaml", f"{YAML}kpt_shape: [2, 2]\n"),
         ),
         *("yolo", "keypoints", 2, 2),
-        notes=["data.yaml has neither flip_idx nor kpt_names"],
     ),
     Case(
         "Roboflow's YOLO",

@@ -98,6 +98,15 @@ def test_mirroring(classes: tuple[str, ...], flip: bool) -> None:
     assert ({"name": "RandomHorizontalFlip"} in transforms) == flip
 
 
+@pytest.mark.parametrize(
+    ("keypoints", "flip"),
+    [(("nose", "left_eye", "right_eye"), True), (("nose", "tail"), False), (("keypoint_0", "keypoint_1"), False)],
+)
+def test_keypoints_without_sides_are_not_mirrored(keypoints: tuple[str, ...], flip: bool) -> None:
+    transforms = values(task="keypoints", classes=("cat",), keypoints=keypoints)["data.train.transforms"]
+    assert ({"name": "RandomHorizontalFlip"} in transforms) == flip
+
+
 def test_tiny_images_of_different_sizes_are_scaled_before_they_are_cropped() -> None:
     chosen = values(short_sides=(17.0, 22.0, 30.0, 40.0, 111.0), long_sides=(30.0, 40.0, 60.0, 80.0, 200.0))
     assert chosen["vars.size"] == 32
