@@ -15,7 +15,8 @@ class PseudoLabels(NamedTuple):
     """Labels of a batch of unlabeled images.
 
     Attributes:
-        labels: labels by their keys in a batch that the task trains on: ``label``, ``mask``, ``boxes`` and ``labels``.
+        labels: labels by their keys in a batch that the task trains on: ``label``, ``mask``, ``boxes`` and ``labels``;
+            ``image``, if the method mixes the images.
         kept: share of the images, boxes or pixels with a pseudo-label (0-d).
         precision: share of the pseudo-labels that are right (0-d), 0 without any; None without ground truth.
         factor: multiplies the losses (0-d).

@@ -139,9 +139,9 @@ def test_sure_pixels_inside_the_images_have_labels() -> None:
     sure = torch.tensor([[[0.9, 0.6], [0.9, 0.9]], [[0.9, 0.9], [0.5, 0.9]]])
     maps = torch.stack([sure, (1 - sure) / 2, (1 - sure) / 2], 1)
     truth = torch.tensor([[[0, 0], [255, 255]], [[1, 255], [0, 0]]], dtype=torch.uint8)
-    pseudo = PixelLabels(segmentation(), 2, threshold=0.8)(
-        {"probabilities": maps}, {"image_sizes": [(1, 2), (2, 2)], "mask": truth}
-    )
+    batch = {"image": torch.zeros(2, 3, 2, 2), "image_sizes": [(1, 2), (2, 2)], "mask": truth}
+    pseudo = PixelLabels(segmentation(), 2, threshold=0.8, cutmix=0)({"probabilities": maps}, batch)
+    assert pseudo.labels["image"].equal(batch["image"])
     assert pseudo.labels["mask"].tolist() == [[[0, 255], [255, 255]], [[0, 0], [255, 0]]]
     assert pseudo.kept.item() == pytest.approx(4 / 6) and pseudo.factor == pseudo.kept
     assert pseudo.precision is not None and pseudo.precision.item() == pytest.approx(2 / 3), "255 is not compared"
@@ -149,12 +149,37 @@ def test_sure_pixels_inside_the_images_have_labels() -> None:
 
 def test_cross_entropy_of_pixels_is_a_mean_over_all_of_them() -> None:
     logits = torch.randn(2, 3, 4, 4, generator=torch.Generator().manual_seed(0))
-    task, batch = segmentation(), {"image_sizes": [(4, 4), (4, 4)]}
-    pseudo = PixelLabels(task, 2, threshold=0.6)({"probabilities": logits.softmax(1)}, batch)
+    task, batch = segmentation(), {"image": torch.zeros(2, 3, 4, 4), "image_sizes": [(4, 4), (4, 4)]}
+    pseudo = PixelLabels(task, 2, threshold=0.6, cutmix=0)({"probabilities": logits.softmax(1)}, batch)
     confidences, classes = logits.softmax(1).max(1)
     expected = (F.cross_entropy(logits, classes, reduction="none") * (confidences >= 0.6)).mean()
     (loss,) = (pixel_loss(logits, pseudo.labels["mask"]) for pixel_loss in task.pixel_losses)
     torch.testing.assert_close(pseudo.factor * loss, expected)
+
+
+def test_pasted_rectangles_come_with_their_labels() -> None:
+    """Three images of one color each, of 40 x 60, 60 x 40 and 60 x 60 pixels, of which the teacher is sure, sure and
+    unsure."""
+    sizes = [(40, 60), (60, 40), (60, 60)]
+    images = torch.tensor([10, 20, 30])[:, None, None, None].expand(3, 3, 60, 60).clone()
+    for image, (height, width) in zip(images, sizes, strict=True):
+        image[:, height:], image[:, :, width:] = 0, 0
+    teacher = torch.tensor([[0.9, 0.05, 0.05], [0.05, 0.9, 0.05], [0.4, 0.3, 0.3]])
+    predictions = {"probabilities": teacher[..., None, None].expand(3, 3, 60, 60)}
+    labeler, shares = PixelLabels(segmentation(), 3, threshold=0.8, cutmix=1), []
+    for seed in range(20):
+        torch.manual_seed(seed)
+        labels = labeler(predictions, {"image": images, "image_sizes": sizes}).labels
+        for color, label in ((10, 0), (20, 1), (30, 255), (0, 255)):
+            shows = labels["image"][:, 0] == color
+            assert (labels["mask"][shows] == label).all()
+        for row, (height, width) in enumerate(sizes):
+            changed = (labels["image"][row] != images[row]).all(0)
+            shares.append(changed.sum().item() / (height * width))
+            assert not changed[height:].any() and not changed[:, width:].any(), "nothing is pasted into padding"
+            rows, columns = (changed.any(side).nonzero() for side in (1, 0))
+            assert changed[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1].all(), "it is a rectangle"
+    assert 0.01 < min(shares) < 0.05 and 0.35 < max(shares) < 0.42
 
 
 # --- boxes ------------------------------------------------------------------------------------------------------------
