@@ -1,6 +1,6 @@
 """Claim: images without labels make a better model than a few labels alone, in as many steps and at most 2.2 times the
-time: 4 labels for each digit are enough for a top-1 of 0.93, and with a tenth of the labels the mIoU of segmentation
-rises by at least 4 points and the AP of detection by at least 8.
+time: 4 labels for each digit are enough for a top-1 of 0.93; with 160 of 1,600 label maps the mIoU rises by at least 4
+points, and with boxes in 40 of 1,600 scenes the AP by at least 8.
 
 For each seed two runs of the recipe with equal steps follow each other: with ``semi_supervised=null``, where a batch
 has all labeled images, and with its unlabeled images. The seed also chooses the labeled images. The time is the CPU
