@@ -230,6 +230,7 @@ def test_an_interrupted_search_writes_no_recipe(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_each_broken_file_is_a_warning_once(opabinia: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The sources of both splits are made several times, and each has a map without an image."""
     monkeypatch.chdir(tmp_path)
