@@ -116,7 +116,7 @@ def read_maps(folder: Folder) -> Iterator[Layout]:
 
 
 def _further_files(folder: Folder, places: Sequence[_Place]) -> list[str]:
-    """Return a remark on files beside the maps that are called otherwise; those called like maps of no image are
+    """Return a remark on files next to the maps that are called otherwise; those called like maps of no image are
     reported by the source."""
     files = list[str]()
     for place in places:
@@ -125,7 +125,7 @@ def _further_files(folder: Folder, places: Sequence[_Place]) -> list[str]:
         prefix, end = naming.get("label_prefix", ""), naming.get("label_suffix", ".png")
         files += [inner.at(name) for name in names if _core(name, prefix, end) is None]
     count = plural(len(files), "file")
-    return [f"not read: {count} beside the maps, since an image has one map: {listed(files, 3)}"] if files else []
+    return [f"not read: {count} next to the maps, since an image has one map: {listed(files, 3)}"] if files else []
 
 
 # --- folders ----------------------------------------------------------------------------------------------------------

@@ -131,7 +131,7 @@ def _by_name(folder: Folder, root: str, images: str, annotations: str) -> Object
 
 
 def _by_folder(folder: Folder, root: str) -> ObjectMasks | None:
-    """Return images that are each in a folder of its own, with a folder of masks beside it."""
+    """Return images that are each in a folder of its own, with a folder of masks next to it."""
     inner = folder.sub(root)
     first = inner.sub(inner.folders[0]) if inner.folders else inner
     images, annotations = first.find("images", "image"), first.find("masks", "mask")
@@ -149,7 +149,7 @@ def _by_folder(folder: Folder, root: str) -> ObjectMasks | None:
 
 
 def _are_of_objects(paths: Sequence[str]) -> bool:
-    """Return whether some masks have at most one value beside 0."""
+    """Return whether some masks have at most one value other than 0."""
     for path in random.Random(0).sample(paths, min(_OPENED, len(paths))):
         with suppress(UnreadableLayout):  # the source reports it
             found = read_values([path])

@@ -54,9 +54,9 @@ def mask_files(
     Args:
         root: the folder that holds both.
         images: the folder with images, and its subfolders; by folder the name of all folders with an image.
-        annotations: the folder with masks; by folder the name of those beside folders with an image.
+        annotations: the folder with masks; by folder the name of those next to folders with an image.
         pairing: ``name``: a mask is of the image whose name its own begins with. ``folder``: all masks in a folder are
-            of the only image in the folder beside it: ``a/masks/*.png`` of ``a/images/1.png``.
+            of the only image in the folder next to it: ``a/masks/*.png`` of ``a/images/1.png``.
         masks: instance masks; otherwise only their bounding boxes.
         classes: names in the order of their labels, objects of others are dropped; all that occur, sorted, when not
             given.
@@ -144,7 +144,7 @@ def _below(folder: str) -> bytes:
 
 
 def _pair_by_folder(root: Path, images: str, annotations: str, errors: ErrorCollector) -> Pairs:
-    """Return the masks of each image, which are in the folder beside its own.
+    """Return the masks of each image, which are in the folder next to its own.
 
     Raises:
         ValueError: a folder cannot be searched or holds several images, or there are no images.
@@ -166,7 +166,7 @@ def _pair_by_folder(root: Path, images: str, annotations: str, errors: ErrorColl
     for folder, left in by_folder.items():
         if os.path.basename(folder) == os.fsencode(annotations):
             errors.add(
-                kinds.UNUSED_MASK, decode_name(left[0]), "", f"there is no folder {images} with an image beside it"
+                kinds.UNUSED_MASK, decode_name(left[0]), "", f"there is no folder {images} with an image next to it"
             )
     return pairs
 

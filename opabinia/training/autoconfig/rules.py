@@ -472,7 +472,7 @@ _MIRRORED = re.compile(r"\b(left|right|links|rechts|gauche|droite|izquierda|dere
 @rule("a mirrored character is another one or none; a mirrored left eye is a right one")
 def mirroring(classes: Sequence[str], keypoints: Sequence[str] = ()) -> Value:
     """Probability of mirroring an image: 0 if classes are characters or numbers, as single ones or by such words, or
-    name a side, or if no keypoint names one, else 0.5."""
+    name a side; 0 if there are keypoints and none names a side; else 0.5."""
     names = [name.replace("_", " ") for name in classes]
     single = [name for name in names if len(name) == 1 or name.isdigit() or _CHARACTER.search(name)]
     sided = [name for name in names if _MIRRORED.search(name)]

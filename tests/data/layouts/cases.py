@@ -899,14 +899,14 @@ SEGMENTATION = [
         given={"layout": "maps"},
     ),
     Case(
-        "maps beside images made from them",
+        "maps next to images made from them",
         steps(
             images("images/{1..2}.jpg"),
             maps("labels/{1..2}_labels.png"),
             maps("labels/{1..2}_overlay.png", values=(0, 0, 9, 9, 0, 0), mode="RGB"),
         ),
         *("maps", "segmentation", 2),
-        notes=["not read: 2 files beside the maps, since an image has one map", "labels/1_overlay.png"],
+        notes=["not read: 2 files next to the maps, since an image has one map", "labels/1_overlay.png"],
     ),
     Case(
         "maps with a suffix",

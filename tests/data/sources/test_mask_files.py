@@ -59,7 +59,7 @@ def test_images_in_the_root_with_masks_below_it(tmp_path: Path) -> None:
     assert objects(tmp_path, images="") == expected
 
 
-def test_masks_in_the_folder_beside_their_image(tmp_path: Path) -> None:
+def test_masks_in_the_folder_next_to_their_image(tmp_path: Path) -> None:
     images("{a,b,c}/images/1.png")(Maker(tmp_path))
     for name, box in {
         "a/masks/x.png": (0, 0, 2, 3),
