@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from numpy.typing import NDArray
 from safetensors.torch import load_file
 
 import opabinia as package
@@ -183,6 +185,42 @@ def test_a_server_takes_arrays(scenes: Path, run: Path) -> None:
     with pytest.raises(RequestError, match="cannot be decoded") as error:
         inference([Upload("cut.npy", content[:-10])])
     assert error.value.status == 422
+
+
+def tiff(values: NDArray[Any], **options: Any) -> bytes:
+    tifffile = pytest.importorskip("tifffile", reason="tifffile is absent: pip install 'opabinia[tiff]'")
+    file = BytesIO()
+    tifffile.imwrite(file, values, photometric="minisblack", **options)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("options", [{}, {"bigtiff": True, "compression": "zlib"}], ids=["plain", "big, compressed"])
+def test_a_server_takes_tiffs_of_many_channels(options: dict[str, Any], scenes: Path, run: Path) -> None:
+    inference = Inference(RunModel(run, [], "best", None, "cpu").load(), Limits(), None)
+    path = scenes / "images" / "val" / "0000.npy"
+    content = tiff(np.load(path), planarconfig="contig", **options)
+    of_tiff, of_array = inference([Upload("0000.tif", content), Upload("0000.npy", path.read_bytes())])
+    assert of_tiff["detections"] == of_array["detections"]
+    with pytest.raises(RequestError, match=r"^cut.tif is broken: ") as error:
+        inference([Upload("cut.tif", content[: len(content) // 2])])
+    assert error.value.status == 422
+
+
+def test_a_server_refuses_tiffs_before_it_decodes_them(run: Path) -> None:
+    inference = Inference(RunModel(run, [], "best", None, "cpu").load(), Limits(pixels=10_000), None)
+    values = np.zeros((100, 101, 5), np.uint16)
+    for content, status, text in [
+        (tiff(values, planarconfig="contig"), 413, r"101 x 100 .* more than 0.01"),
+        (tiff(values[:90, :90, :4], planarconfig="contig"), 422, r"its shape is 90 x 90 x 4; channels: 5 expects"),
+    ]:
+        with pytest.raises(RequestError, match=text) as error:
+            inference([Upload("x.tif", content)])
+        assert error.value.status == status
+
+
+def test_images_of_many_channels_have_as_many_values_as_color_images() -> None:
+    limits = Limits(pixels=1000)
+    assert [limits.for_channels(count).pixels for count in (1, 3, 5, 30)] == [1000, 1000, 600, 100]
 
 
 def test_color_transforms_are_refused_before_the_first_step(scenes: Path, tmp_path: Path, opabinia: Run) -> None:

@@ -26,13 +26,14 @@ from opabinia.data.decoding.values import (
     MAX_DEFLATE_RATIO,
     array_size,
     file_values,
+    image_size,
     is_array,
     is_tiff,
     needs_tifffile,
     read_array,
     read_tiff,
     scale_values,
-    tiff_size,
+    tiff_shape,
 )
 from opabinia.runtime.local_copies import is_placeholder, read_file
 
@@ -121,17 +122,22 @@ def read_size(path: str | bytes | os.PathLike[str]) -> tuple[int, int]:
     """
     content = BytesIO(read_file(path)) if is_placeholder(path) else open(path, "rb")  # noqa: SIM115 (closed below)
     with content as file, image_errors(os.fsdecode(path)):
-        start = file.read(8)
-        file.seek(0)
-        if is_array(start):
-            return array_size(file.read())
-        try:
-            return _header_size(file)
-        except UnidentifiedImageError:
-            if not is_tiff(start):
-                raise
-        file.seek(0)
-        return tiff_size(file.read())
+        return size_of(file)
+
+
+def size_of(file: BinaryIO) -> tuple[int, int]:
+    """Return height and width of an open image file, as :func:`read_size` does; inside of :func:`image_errors`."""
+    start = file.read(8)
+    file.seek(0)
+    if is_array(start):
+        return array_size(file.read())
+    try:
+        return _header_size(file)
+    except UnidentifiedImageError:
+        if not is_tiff(start):
+            raise
+    file.seek(0)
+    return image_size(tiff_shape(file.read()))
 
 
 def _header_size(file: BinaryIO) -> tuple[int, int]:
@@ -161,7 +167,7 @@ def file_channels(content: bytes) -> int | None:
                 return None
     except UnidentifiedImageError:
         pass
-    shape = read_tiff(content).shape
+    shape = tiff_shape(content)
     return 1 if len(shape) == 2 else min(shape[0], shape[-1])
 
 
@@ -224,7 +230,7 @@ def _decode_values(content: bytes, pixels: Pixels) -> Tensor:
     except UnidentifiedImageError:  # PIL knows no mode for these channels
         if not is_tiff(content):
             raise
-    return scale_values(read_tiff(content), pixels)
+    return scale_values(read_tiff(content, pixels.count), pixels)
 
 
 _PNG_START, _PNG_GRAY = b"\x89PNG\r\n\x1a\n", 0

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import zipfile
+from collections.abc import Sequence
 from importlib.util import find_spec
 from io import BytesIO
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -93,16 +96,26 @@ def _channels_first(values: Values, count: int) -> Values:
     Raises:
         ValueError: they have another number of channels.
     """
+    _check_channels(values.shape, count)
     if values.ndim == 2:
-        values = values[:, :, None]
-    if values.ndim == 3 and values.shape[2] == count:
+        values = values[None]
+    elif values.shape[2] == count:
         values = np.moveaxis(values, 2, 0)
-    elif values.ndim != 3 or values.shape[0] != count:
-        shape = " x ".join(map(str, values.shape)) or "a single number"
-        raise ValueError(f"its shape is {shape}; channels: {count} expects H x W x {count}, or {count} x H x W")
     if not values.size:
         raise ValueError("it has no pixels")
     return np.ascontiguousarray(values, dtype=values.dtype.newbyteorder("="))
+
+
+def _check_channels(shape: Sequence[int], count: int) -> None:
+    """Check that an image of this shape, H x W or with the channels first or last, has ``count`` channels.
+
+    Raises:
+        ValueError: it has others.
+    """
+    if (len(shape) == 2 and count == 1) or (len(shape) == 3 and count in (shape[0], shape[2])):
+        return
+    given = " x ".join(map(str, shape)) or "a single number"
+    raise ValueError(f"its shape is {given}; channels: {count} expects H x W x {count}, or {count} x H x W")
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
@@ -144,13 +157,21 @@ def _npy_header(content: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any], i
 
 
 def array_size(content: bytes) -> tuple[int, int]:
-    """Return height and width of an image that is an array of NumPy. If it has three sides, the shorter one of the
-    first and the last is that of the channels.
+    """Return height and width of an image that is an array of NumPy, see :func:`image_size`.
 
     Raises:
         ValueError: it is damaged, or has no such array.
     """
-    shape = _npy_header(content)[0] if content.startswith(_NPY) else read_array(content).shape
+    return image_size(_npy_header(content)[0] if content.startswith(_NPY) else read_array(content).shape)
+
+
+def image_size(shape: Sequence[int]) -> tuple[int, int]:
+    """Return height and width of an image of this shape. If it has three sides, the shorter one of the first and the
+    last is that of the channels.
+
+    Raises:
+        ValueError: it has others.
+    """
     if len(shape) not in (2, 3):
         raise ValueError(f"its shape is {' x '.join(map(str, shape))}; expected H x W, H x W x C or C x H x W")
     is_first = len(shape) == 3 and shape[0] < shape[2]
@@ -177,38 +198,48 @@ def needs_tifffile(image: Image.Image) -> bool:
     return samples > 1 and bool(np.max(bits) > 8 or samples != len(image.getbands()))
 
 
-def read_tiff(content: bytes) -> Values:
-    """Return the values of a TIFF with tifffile, of any number of channels and bits.
+def read_tiff(content: bytes, count: int) -> Values:
+    """Return the values of a TIFF with tifffile, of any number of bits.
+
+    Args:
+        content: of the file.
+        count: its channels, which are checked before they are decoded.
 
     Raises:
         ImportError: tifffile is not installed.
-        ValueError: the file is damaged, or compressed in a way that needs further packages.
+        ValueError: the file is damaged, has other channels, or is compressed in a way that needs further packages.
     """
-    _require_tifffile()
-    import tifffile
-
+    tifffile = _tifffile()
     with tifffile.TiffFile(BytesIO(content)) as file:
-        if file.series[0].nbytes > MAX_DEFLATE_RATIO * len(content):
-            raise ValueError(f"its {len(content)} bytes cannot hold {file.series[0].nbytes} bytes of pixels")
-        values: Values = file.asarray()
+        series = file.series[0]
+        _check_channels(series.shape, count)
+        if series.nbytes > MAX_DEFLATE_RATIO * len(content):
+            raise ValueError(f"its {len(content)} bytes cannot hold {series.nbytes} bytes of pixels")
+        values: Values = series.asarray()
         return values
 
 
-def tiff_size(content: bytes) -> tuple[int, int]:
-    """Return height and width of a TIFF that PIL cannot open, from its header.
+def tiff_shape(content: bytes) -> tuple[int, ...]:
+    """Return the shape of the values of a TIFF, as :func:`read_tiff` does, from its header.
 
     Raises:
         ImportError: tifffile is not installed.
         ValueError: the file is damaged.
     """
-    _require_tifffile()
-    import tifffile
-
+    tifffile = _tifffile()
     with tifffile.TiffFile(BytesIO(content)) as file:
-        page = file.pages[0]
-        return int(page.imagelength), int(page.imagewidth)
+        return tuple(file.series[0].shape)
 
 
-def _require_tifffile() -> None:
+def _tifffile() -> ModuleType:
+    """Return tifffile, which no longer logs what is wrong with a damaged file: errors are raised.
+
+    Raises:
+        ImportError: it is not installed.
+    """
     if find_spec("tifffile") is None:
         raise ImportError("a TIFF with several channels of more than 8 bits needs pip install 'opabinia[tiff]'")
+    import tifffile
+
+    logging.getLogger("tifffile").setLevel(logging.CRITICAL)
+    return tifffile

@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import BytesIO
 from typing import Any, NamedTuple
 
 import av
 from PIL import Image
 
-from opabinia.data.decoding.images import open_image
-from opabinia.data.decoding.values import array_size, is_npy
+from opabinia.data.decoding.images import size_of
+from opabinia.data.decoding.values import is_npy
 
 IMAGE_SIGNATURES = {
     b"\xff\xd8\xff": "JPEG",
@@ -23,6 +23,8 @@ IMAGE_SIGNATURES = {
     b"BM": "BMP",
     b"II*\0": "TIFF",
     b"MM\0*": "TIFF",
+    b"II+\0": "TIFF",
+    b"MM\0+": "TIFF",
     b"P5": "PPM",
     b"P6": "PPM",
 }
@@ -84,6 +86,11 @@ class Limits:
     waiting: int = 16
     input_pixels: int | None = None
 
+    def for_channels(self, count: int) -> Limits:
+        """Return the limits of images with ``count`` channels: of more than three, they have no more values than the
+        largest color image."""
+        return replace(self, pixels=self.pixels * 3 // max(3, count))
+
 
 class Upload(NamedTuple):
     """An uploaded file: its name, as the client gives it, and its content."""
@@ -109,23 +116,20 @@ def check_image(upload: Upload, limits: Limits) -> tuple[int, int]:
         RequestError: it is not an image (415), broken (422) or too large (413).
     """
     content = upload.content
-    if is_npy(content):  # not .npz, which may be much larger than the request
-        try:
-            height, width = array_size(content)
-        except ValueError as error:
-            raise RequestError(422, f"{upload.name} is broken: {error}") from error
-        return _check_size(upload.name, width, height, limits)
     is_webp = content[:4] == b"RIFF" and content[8:12] == b"WEBP"
-    if not is_webp and not content.startswith(tuple(IMAGE_SIGNATURES)):
+    is_array = is_npy(content)  # not .npz, which may be much larger than the request
+    if not is_webp and not is_array and not content.startswith(tuple(IMAGE_SIGNATURES)):
         types = ", ".join(sorted({*IMAGE_SIGNATURES.values(), "WebP"}))
         raise RequestError(415, f"{upload.name} is not an image ({types}), whatever its name says")
     try:
-        with open_image(content) as image:
-            width, height = image.size
+        height, width = size_of(BytesIO(content))
     except Image.DecompressionBombError as error:  # more than twice Image.MAX_IMAGE_PIXELS
         raise RequestError(413, f"{upload.name} has more than {limits.pixels / 1e6:g} megapixels") from error
-    except Exception as error:  # PIL raises any on damaged files
-        raise RequestError(422, f"{upload.name} is broken: its header cannot be read") from error
+    except ImportError as error:
+        raise RequestError(415, f"{upload.name} cannot be read here: {error}") from error
+    except Exception as error:  # PIL and tifffile raise any on damaged files
+        reason = error if is_array else "its header cannot be read"
+        raise RequestError(422, f"{upload.name} is broken: {reason}") from error
     return _check_size(upload.name, width, height, limits)
 
 

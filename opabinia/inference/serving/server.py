@@ -104,6 +104,7 @@ def _load(
                 classes = {name: subtask.dataset_info.classes for name, subtask in predictor.task.tasks.items()}
         if min_score is not None:
             predictor.thresholds = dict.fromkeys(predictor.classes, min_score)
+        limits = limits.for_channels(channel_count(predictor.channels))
         served_gallery = ServedGallery(predictor, gallery) if gallery is not None else None
         inference = (
             TrackingInference(predictor, limits, streams) if streams else Inference(predictor, limits, served_gallery)
