@@ -78,12 +78,15 @@ def _choice(key: str, value: Value, rule: Callable[..., Any]) -> Choice:
     return Choice(key, value.value, value.reason, rule.__name__)
 
 
-def _sources(data: Datasets) -> Iterator[Choice]:
+def _sources(data: Datasets, part: Value | None) -> Iterator[Choice]:
     yield Choice("data.train.source", escape(dict(data.train)), data.reason)
     if data.val is None:
         yield Choice("data.val", None, "there is no validation data")
-    else:
+    elif part is None:
         yield Choice("data.val.source", escape(dict(data.val)))
+    else:
+        source = {"name": "random_part", "source": dict(data.val), "fraction": part.value}
+        yield Choice("data.val.source", escape(source), part.reason, "validation_part")
 
 
 def _backbone(situation: Situation, capacity: rules.Capacity, key: str = "task.backbone") -> Iterator[Choice]:
@@ -106,10 +109,11 @@ def _backbone(situation: Situation, capacity: rules.Capacity, key: str = "task.b
 
 
 class _Length(NamedTuple):
-    """Batch size, steps and evaluations of a run, evaluated samples or tiles, and CPU threads."""
+    """Batch size, steps and evaluations of a run, evaluated samples or tiles and their share, and CPU threads."""
 
     batch: int
     evaluated: int
+    part: Value | None
     schedule: rules.Schedule
     epochs: float
     threads: int | None
@@ -128,9 +132,12 @@ def _length(
     most = min(most, rules.most_samples(situation, network, size))
     batch = batch or rules.batch_size(situation, samples, most, least, steps)
     speed = rules.predicted_speed(situation, network, size)
-    schedule = rules.schedule(situation, speed, batch.value)
+    part, evaluated = rules.validation_part(situation, speed), situation.profile.val_samples
+    if part is not None:
+        evaluated = round(part.value * evaluated)
+    schedule = rules.schedule(situation, speed, batch.value, evaluated)
     epochs = schedule.steps * batch.value / situation.profile.samples
-    return _Length(batch.value, situation.profile.val_samples, schedule, epochs, speed.threads)
+    return _Length(batch.value, evaluated, part, schedule, epochs, speed.threads)
 
 
 def _training(situation: Situation, network: Network, length: _Length) -> Iterator[Choice]:
@@ -202,7 +209,7 @@ def _classification(situation: Situation, data: Datasets) -> Chosen:
     seen = f"each image is seen {length.epochs:.3g} times; mirrored: {flip.reason}"
     choices = [
         *_backbone(situation, capacity),
-        *_sources(data),
+        *_sources(data, length.part),
         Choice("vars.size", size, capacity.reason, "capacity"),
         Choice("data.train.transforms", train, seen, "augmentation_strength"),
         Choice("vars.enlarged", size if is_tiny else round(size * 1.14)),
@@ -268,7 +275,7 @@ def _detection(situation: Situation, data: Datasets) -> Chosen:
     light, frozen = not machine.has_gpu, rules.frozen_norms(capacity.network)
     choices = [
         *_backbone(situation, capacity),
-        *_sources(data),
+        *_sources(data, length.part),
         *([_choice("task.freeze_norms", frozen, rules.frozen_norms)] if frozen else []),
         *_detector(situation, light),
         *inputs,
@@ -400,7 +407,7 @@ def _segmentation(situation: Situation, data: Datasets) -> Chosen:
     ]  # fmt: skip
     choices = [
         *_backbone(situation, capacity),
-        *_sources(data),
+        *_sources(data, length.part),
         Choice(
             "vars.channels",
             256 if machine.has_gpu else 64,
@@ -456,7 +463,7 @@ def _reid(situation: Situation, data: Datasets) -> Chosen:
     ]
     choices = [
         *_backbone(situation, capacity),
-        *_sources(data),
+        *_sources(data, length.part),
         Choice("vars.size", [height, width], capacity.reason, "capacity"),
         Choice(
             "data.train.transforms", train, f"each image is seen {length.epochs:.3g} times", "augmentation_strength"
@@ -475,7 +482,7 @@ def _video(situation: Situation, data: Datasets) -> Chosen:
     flip = rules.mirroring(profile.classes)
     choices = [
         *_backbone(situation, capacity, "task.backbone.backbone"),
-        *_sources(data),
+        *_sources(data, length.part),
         Choice("vars.size", capacity.size, capacity.reason, "capacity"),
         Choice("vars.frames", count.value, count.reason, "frames"),
         Choice("vars.area", [0.6, 1.0], "what moves may be anywhere in the frame"),
@@ -492,7 +499,7 @@ def _selfsup(situation: Situation, data: Datasets) -> Chosen:
     length = _length(situation, capacity, most=256 if machine.has_gpu else 128)
     choices = [
         *_backbone(situation, capacity),
-        *_sources(data),
+        *_sources(data, length.part),
         Choice("vars.size", capacity.size, capacity.reason, "capacity"),
         *(choice for choice in _training(situation, capacity.network, length) if choice.key != "evaluate"),
     ]

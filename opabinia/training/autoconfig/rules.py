@@ -329,6 +329,24 @@ def evaluation_seconds(situation: Situation, network: Network, size: int) -> flo
     return predicted_speed(situation, network, size).evaluate * situation.profile.val_samples
 
 
+SURE_SAMPLES = 500
+"""Validation samples that are always evaluated: of as many an accuracy of 0.9 has a standard error of 0.013."""
+
+
+@rule("a budget is for training and evaluation; 500: the standard error of a share")
+def validation_part(situation: Situation, speed: Speed) -> Value | None:
+    """Share of the validation samples that are evaluated: all, or as many as take a tenth of the budget, at least 500.
+    Those of identities are all evaluated: each image of the gallery counts."""
+    samples = situation.profile.val_samples
+    most = max(SURE_SAMPLES, 0.1 * situation.budget / speed.evaluate)
+    if samples <= most or situation.task in ("reid", "selfsup"):
+        return None
+    share = max(0.0001, float(f"{most / samples:.2g}"))
+    needed = format_seconds(speed.evaluate * samples)
+    reason = f"{round(share * samples):,} of {samples:,} validation samples: an evaluation of all would take {needed}"
+    return Value(share, reason)
+
+
 # --- batch, learning rate, length -------------------------------------------------------------------------------------
 
 
@@ -410,11 +428,11 @@ class Schedule(NamedTuple):
 
 
 @rule("cosine schedule to the end of the budget: Loshchilov and Hutter 2017; Li et al. 2020 (budgeted training)")
-def schedule(situation: Situation, speed: Speed, batch: int) -> Schedule:
+def schedule(situation: Situation, speed: Speed, batch: int, evaluated: int) -> Schedule:
     """Steps within the budget, after subtracting the evaluations, which take at most a tenth of it; at most 300 epochs
     and at least 20 steps."""
     profile = situation.profile
-    evaluation = speed.evaluate * profile.val_samples + 1.0
+    evaluation = speed.evaluate * evaluated + 1.0
     epochs = situation.budget * 0.9 / (speed.train * profile.samples)
     count = int(min(10, max(1, epochs), max(1, 0.1 * situation.budget / evaluation)))
     seconds = 0.95 * situation.budget - count * evaluation

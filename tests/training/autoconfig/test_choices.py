@@ -23,10 +23,11 @@ def values(**options: Any) -> dict[str, Any]:
     return {choice.key: choice.value for choice in choose(situation(**options), DATA).choices}
 
 
+@pytest.mark.parametrize("samples", [300, 1_000_000])
 @pytest.mark.parametrize("machine", [CPU, GPU], ids=["cpu", "gpu"])
 @pytest.mark.parametrize("task", TASK_NAMES)
-def test_recipes_are_valid(task: TaskName, machine: Machine, tmp_path: Path) -> None:
-    chosen = choose(situation(task, machine=machine), DATA)
+def test_recipes_are_valid(task: TaskName, machine: Machine, samples: int, tmp_path: Path) -> None:
+    chosen = choose(situation(task, machine=machine, val_samples=samples), DATA)
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(recipe_text(chosen, ["opabinia train recipe.yaml"]), encoding="utf-8")
     tree = compose(recipe)
@@ -52,6 +53,14 @@ def test_paths_with_references_are_escaped(tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(recipe_text(choose(situation(), data), []), encoding="utf-8")
     assert compose(recipe).root.plain()["data"]["train"]["source"]["root"] == "a${b}"
+
+
+def test_of_much_validation_data_a_part_is_evaluated() -> None:
+    few, many = values(), values(val_samples=1_000_000)
+    source = many["data.val.source"]
+    assert source["name"] == "random_part" and source["source"] == few["data.val.source"]
+    assert source["fraction"] < 0.01
+    assert int(many["train.length"][:-2]) > 0.8 * int(few["train.length"][:-2])
 
 
 def test_without_validation_data() -> None:

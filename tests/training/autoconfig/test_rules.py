@@ -26,16 +26,30 @@ def test_every_rule_has_a_text_and_a_source() -> None:
 @pytest.mark.parametrize("budget", [60.0, 600.0, 7200.0])
 def test_schedule_fits_into_the_budget(budget: float) -> None:
     speed = Speed(model="resnet18", size=224, train=0.02, evaluate=0.007)
-    planned = rules.schedule(situation(budget=budget), speed, 32)
+    planned = rules.schedule(situation(budget=budget), speed, 32, 300)
     evaluations = planned.evaluations * 0.007 * 300
     seconds = planned.steps * 32 * 0.02 + evaluations
     assert 0.85 * budget <= seconds <= budget
     assert evaluations <= 0.1 * budget + 0.007 * 300
 
 
+@pytest.mark.parametrize(("samples", "share"), [(300, None), (6_000, None), (24_000, 0.25), (10_000_000, 0.0006)])
+def test_an_evaluation_takes_a_tenth_of_the_budget(samples: int, share: float | None) -> None:
+    speed = Speed(model="resnet18", size=224, train=0.03, evaluate=0.01)
+    part = rules.validation_part(situation(budget=600.0, val_samples=samples), speed)
+    assert (part and part.value) == share
+    assert rules.validation_part(situation("reid", budget=600.0, val_samples=samples), speed) is None
+
+
+def test_slow_evaluations_have_some_samples() -> None:
+    speed = Speed(model="resnet18", size=224, train=30.0, evaluate=10.0)
+    part = rules.validation_part(situation(budget=600.0, val_samples=1_000), speed)
+    assert part == (0.5, "500 of 1,000 validation samples: an evaluation of all would take 2:46:40")
+
+
 def test_length_has_a_ceiling() -> None:
     speed = Speed(model="resnet18", size=224, train=0.001, evaluate=0.001)
-    planned = rules.schedule(situation(budget=1e6), speed, 30)
+    planned = rules.schedule(situation(budget=1e6), speed, 30, 300)
     assert planned.steps == 300 * 100 and "300 epochs" in planned.reason
 
 
