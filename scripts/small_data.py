@@ -460,6 +460,16 @@ def visdrone(root: Path) -> None:
     )
 
 
+def wider_face(root: Path) -> None:
+    """WIDER FACE's format: a text file with the path of each image, the number of its objects, and a line for each."""
+    lines = []
+    for scene in scenes():
+        save_scene(root / "images", scene)
+        boxes = [f"{left} {top} {width} {height} 0 0 0 0 0 0" for _, left, top, width, height in scene.objects]
+        lines += [f"{scene.name}.png", str(len(boxes)), *(boxes or [" ".join("0" * 10)])]
+    (root / "wider_face_train_bbx_gt.txt").write_text("\n".join(lines), encoding="utf-8")
+
+
 def _text_boxes(root: Path, images: str, labels: str, line: Callable[[str, str], str], *, end: bool = False) -> None:
     """Write a text file for each image, with a line for the class and the numbers of a box; ``end``: the last two are
     right and bottom."""

@@ -68,6 +68,10 @@ def _images(root: Path, *names: str) -> None:
         Image.new("RGB", (12, 10), (40 * number, 90, 30)).save(root / name)
 
 
+def _wider_face(root: Path) -> Source:
+    return sources.wider_face(root=root / "images", file=root / "wider_face_train_bbx_gt.txt")
+
+
 def _list(name: str, text: str) -> Callable[[Path], None]:
     """Write a list of four images or videos."""
 
@@ -277,6 +281,7 @@ def formats() -> list[Format]:
         Format("dota", small_data.dota, lambda root: sources.dota(root=root), ["labelTxt/*"]),
         Format("kitti", small_data.kitti, lambda root: sources.kitti(root=root), ["label_2/*"]),
         Format("visdrone", small_data.visdrone, lambda root: sources.visdrone(root=root), ["annotations/*"]),
+        Format("wider_face", small_data.wider_face, _wider_face, ["*.txt"]),
         Format("via", _via, lambda root: sources.via(file=root / "a.json", attribute="kind", masks=True), ["a.json"]),
         Format("box_list", _list("t.csv", boxes), lambda root: sources.box_list(file=root / "t.csv"), ["t.csv"]),
         Format("table", _list("t.csv", table), lambda root: sources.Table(file=root / "t.csv"), ["t.csv"]),

@@ -174,6 +174,7 @@ MINIMAL: dict[tuple[str, str], dict[str, Any]] = {
     ("source", "video_list"): {"file": "VIDEO_LIST"},
     ("source", "videos"): {"root": "VIDEO_FOLDERS"},
     ("source", "video_views"): {"source": "moving_digits"},
+    ("source", "wider_face"): {"root": "FACES", "file": "FACES_FILE"},
     ("source", "yolo"): {"data": "YOLO_FILE"},
     ("source", "image_folder"): {"root": "IMAGES"},
     ("source", "unlabeled"): {"source": "digits"},
@@ -313,13 +314,14 @@ def test_every_schema_builds(schema: dict[str, Any]) -> None:
 # --- defaults ---------------------------------------------------------------------------------------------------------
 
 
-SMALL_DATA = [getattr(small_data, name) for name in f"{FOLDERS} coco identities yolo".split()]
+SMALL_DATA = [getattr(small_data, name) for name in f"{FOLDERS} coco identities wider_face yolo".split()]
 """Functions that create a small dataset in a folder."""
 
 PATHS = {make.__name__.upper(): f".{make.__name__}" for make in SMALL_DATA} | {
     **{"IMAGES": "", "IDX": "cat", "TABLE": "list.csv", "SHARD": "shard.tar", "FRAMES": ".frames.txt"},
     **{"VIDEO_LIST": ".videos/videos.txt", "VIDEO_FOLDERS": ".videos", "PACKED_VIDEOS": ".packed"},
     **{"COCO_FILE": ".coco/annotations.json", "YOLO_FILE": ".yolo/data.yaml", "LIST": ".identities/list.csv"},
+    **{"FACES": ".wider_face/images", "FACES_FILE": ".wider_face/wider_face_train_bbx_gt.txt"},
     **{"SPLIT": ".split.json", "BOXES": "boxes.csv", "VIA": "via.json", "CORRECTED": ".corrected.csv"},
 }
 """Paths in the folder of data by their names in ``MINIMAL``."""

@@ -8,7 +8,6 @@ import zipfile
 from collections.abc import Sequence
 from importlib.util import find_spec
 from io import BytesIO
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -231,7 +230,7 @@ def tiff_shape(content: bytes) -> tuple[int, ...]:
         return tuple(file.series[0].shape)
 
 
-def _tifffile() -> ModuleType:
+def _tifffile() -> Any:
     """Return tifffile, which no longer logs what is wrong with a damaged file: errors are raised.
 
     Raises:

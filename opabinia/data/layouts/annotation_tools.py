@@ -173,7 +173,7 @@ def read_labelme(folder: Folder) -> Iterator[Layout]:
     for split, place in places.items():
         base, images = _labelme_images(folder, by_split[split][0], place)
         sections[split] = {"name": "labelme", "root": folder.at(base), **images, **classes}
-    description = f"shapes of {len(names)} classes in JSON files of LabelMe"
+    description = f"shapes of {plural(len(names), 'class', 'es')} in JSON files of LabelMe"
     used = [*(place.partition("/")[0] for place in places.values()), *(folder.folders if "" in places.values() else ())]
     used += [str(section["images"]).partition("/")[0] for section in sections.values() if "images" in section]
     layout = make_layout("labelme", "detection", description, sections, notes=folder.others([*used, *folder.files]))

@@ -28,6 +28,8 @@ from opabinia.runtime.text import plural
 
 _SAMPLED = 1000
 """Rows that are read to recognize columns."""
+_MOST_NUMBERS = 6
+"""Columns of numbers in lists of boxes: four, a class, and a score. Lists of landmarks have more."""
 _IMAGES = 100
 """Images whose sizes are read to recognize what boxes are."""
 _LABEL = re.compile(
@@ -277,12 +279,12 @@ def _cells(folder: Folder, name: str) -> dict[str, Any] | None:
 
 def _header(rows: Sequence[Sequence[str]]) -> list[str] | None:
     """Return names of the columns of rows: of the image, of four numbers after each other, and of the class; None if
-    there are no such columns."""
+    there are no such columns, or as many numbers as those of landmarks."""
     columns = list(zip(*rows, strict=True)) if len({*map(len, rows)}) == 1 else list(zip(*rows[:-1], strict=True))
     numeric = [all(not cell or _NUMBER.fullmatch(cell) for cell in column) and any(column) for column in columns]
     image = next((i for i, column in enumerate(columns) if all(c.lower().endswith(EXTENSIONS) for c in column)), None)
     start = next((i for i in range(len(columns) - 3) if all(numeric[i : i + 4])), None)
-    if image is None or start is None:
+    if image is None or start is None or sum(numeric) > _MOST_NUMBERS:
         return None
     header = [f"column_{number}" for number in range(len(columns))]
     header[image] = "path"

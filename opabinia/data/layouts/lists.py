@@ -20,6 +20,7 @@ from opabinia.data.layouts.readings import check_training, make_layout
 from opabinia.data.sources.file_names import sort_names
 from opabinia.data.sources.list_files import listed_path, read_rows
 from opabinia.data.sources.table import SUBSETS
+from opabinia.runtime.text import plural
 
 _SAMPLED = 1000
 """Rows that are read to recognize columns."""
@@ -70,6 +71,14 @@ class ImageList:
         columns = {column.strip().lower(): column for column in self.rows[0]}
         return next((columns[name] for name in names if name in columns and columns[name] != self.path), None)
 
+    @property
+    def identities(self) -> str | None:
+        """The column of identities. One called ``person`` has more of them than 0 and 1: it may be a label."""
+        name = self.column(_IDENTITIES)
+        if name is not None and name.strip().lower() == "person" and {*map(str, self.values(name))} <= {"0", "1"}:
+            return None
+        return name
+
     def section(self, folder: Folder, source: str) -> dict[str, Any]:
         """Return a source of this list without other columns."""
         section: dict[str, Any] = {"name": source, "file": folder.at(self.name)}
@@ -91,7 +100,7 @@ def read_lists(folder: Folder) -> Iterator[Layout]:
     tables = [table for table in tables if not (_repeats_folders(folder, table) or _describes_classes(folder, table))]
     if not tables:
         return
-    if any(table.column(_IDENTITIES) for table in tables):
+    if any(table.identities for table in tables):
         yield from _identities(folder, tables)
         return
     by_split: dict[str, ImageList] = {}
@@ -183,7 +192,7 @@ def find_paths(folder: Folder, name: str, rows: Sequence[Mapping[str, Any]]) -> 
 def _repeats_folders(folder: Folder, table: ImageList) -> bool:
     """Return whether the labels in a list are the folders of the images, by name or one for each, or it has none: then
     the folders are read."""
-    if table.column(_IDENTITIES):
+    if table.identities:
         return False
     options = _label_options(folder, table, needed=False)
     parents = [PurePosixPath(table.root, str(value)).parent.name for value in table.values(table.path)]
@@ -353,7 +362,7 @@ def _split_lists(folder: Folder, by_split: Mapping[str, ImageList]) -> Iterator[
     used = {
         part.partition("/")[0] for table in by_split.values() for part in (table.name, table.root, *_top_folders(table))
     }
-    description = f"images and labels of {len(classes)} classes listed in {listed(names)}"
+    description = f"images and labels of {plural(len(classes), 'class', 'es')} listed in {listed(names)}"
     yield make_layout("list", "classification", description, sections, notes=folder.others(used))
 
 
@@ -387,7 +396,7 @@ def _identities(folder: Folder, tables: Sequence[ImageList]) -> Iterator[Layout]
     if table.place.suffix or table.place.prefix:
         example = f"{folder.at(table.name)}: write paths as they are below {folder.at(table.root)}"
         raise UnreadableLayout(f"{example}, with their suffix")
-    usual = {"path": table.path, "identity": table.column(_IDENTITIES), "camera": table.column(_CAMERAS)}
+    usual = {"path": table.path, "identity": table.identities, "camera": table.column(_CAMERAS)}
     section = {"name": "identities", "file": folder.at(table.name)}
     section |= {} if table.root == table.name.rpartition("/")[0] else {"root": folder.at(table.root)}
     columns: dict[str, Any] = {key: column for key, column in usual.items() if column != key}

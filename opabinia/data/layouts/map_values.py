@@ -15,6 +15,7 @@ from opabinia.contracts import IGNORE_LABEL
 from opabinia.data.layouts.class_names import ClassNames
 from opabinia.data.layouts.folder import DoubtfulLayout, UnreadableLayout
 from opabinia.data.sources.segmentation_base import Color, blocks_of_rows, color_codes, read_map
+from opabinia.runtime.text import plural
 
 LOSSLESS = (".png", ".tif", ".tiff", ".bmp", ".gif", ".pgm", ".ppm", ".webp")
 """Suffixes of files whose values are as they were written."""
@@ -194,7 +195,7 @@ def _exact(
     if found.colors:
         return _colors(found, list(names), list(colors), file)
     values = sorted(found.gray.keys() - {IGNORE_LABEL})
-    counted = f"classes are those in {found.opened} maps"
+    counted = f"Classes are those in {plural(found.opened, 'map')}"
     is_mask = found.gray.keys() <= {0, IGNORE_LABEL} and IGNORE_LABEL in found.gray and len(names) <= 2
     if is_mask or (values in ([0], [1], [0, 1]) and not names):
         binary = _two(list(names))
@@ -244,7 +245,7 @@ def _colors(found: MapValues, names: list[str], colors: list[Color], file: str) 
     if not names and listed == [(0, 0, 0), (255, 255, 255)]:
         classes = _two([])
     reason = f"{file} has no colors" if file else "no file has the names and colors of the classes"
+    counted = f"{plural(len(listed), 'color')} in {plural(found.opened, 'map')}"
     return {"classes": classes, "colors": [list(color) for color in listed]}, [
-        f"{reason}; label_colors.txt would, with lines such as: road 128 64 128. Classes are the {len(listed)} colors "
-        f"in {found.opened} maps"
+        f"{reason}; label_colors.txt would, with lines such as: road 128 64 128. Classes are from {counted}"
     ]

@@ -24,7 +24,7 @@ from opabinia.data.layouts.mask_files import read_mask_files
 from opabinia.data.layouts.packed import read_hugging_face, read_idx, read_parquet, read_shards
 from opabinia.data.layouts.readings import convert
 from opabinia.data.layouts.sketches import describe_unrecognized, nearest_layouts
-from opabinia.data.layouts.text_files import read_kitti, read_visdrone
+from opabinia.data.layouts.text_files import read_kitti, read_visdrone, read_wider_face
 from opabinia.data.layouts.text_labels import read_dota, read_yolo
 from opabinia.data.layouts.tracks import read_tracks
 from opabinia.data.layouts.via import read_via_files
@@ -49,6 +49,7 @@ _READERS: Sequence[Sequence[Reader]] = (
             read_dota,
             read_kitti,
             read_visdrone,
+            read_wider_face,
         ),
         *(read_mask_files, read_maps, read_map_list, read_named_identities),
         *(read_hugging_face, read_parquet, read_idx, read_packed_videos, read_video_lists),

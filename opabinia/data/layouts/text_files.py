@@ -1,19 +1,21 @@
-"""Text files with the boxes of an image each, in pixels: the formats of KITTI and VisDrone."""
+"""Text files with boxes in pixels: the formats of KITTI and VisDrone, of an image each, and of WIDER FACE."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 
-from opabinia.data.layouts.folder import Folder, listed
+from opabinia.data.layouts.folder import Folder, listed, split_in
 from opabinia.data.layouts.layout import Layout
-from opabinia.data.layouts.pairing import above, check_alone, images_of, several, split_of_path
+from opabinia.data.layouts.pairing import Place, above, check_alone, images_of, locate, several, split_of_path
 from opabinia.data.layouts.readings import Sections, check_training, make_layout
 from opabinia.data.sources.text_boxes import VISDRONE_CLASSES
+from opabinia.runtime.text import plural
 
 _NUMBER = r"-?\d+(\.\d+)?(e-?\d+)?"
 _KITTI = re.compile(rf"[A-Za-z]\S*(\s+{_NUMBER}){{14,15}}\s*")
 _VISDRONE = re.compile(r"\s*(-?\d+,){7}-?\d+,?\s*")
+_WIDER = re.compile(r"^(?P<path>\S.*\.jpe?g)\s*\n\d+\s*\n([\d.-]+[ \t]+){9}[\d.-]+\s*$", re.MULTILINE | re.IGNORECASE)
 _FILES = 20
 """Files of a folder that are looked at."""
 
@@ -41,7 +43,9 @@ def read_kitti(folder: Folder) -> Iterator[Layout]:
         split: {"name": "kitti", "root": folder.text, "images": images, "labels": labels, "classes": classes}
         for split, (images, labels) in places.items()
     }
-    yield _layout(folder, "kitti", f"boxes of {len(classes)} classes in KITTI's format", places, sections)
+    yield _layout(
+        folder, "kitti", f"boxes of {plural(len(classes), 'class', 'es')} in KITTI's format", places, sections
+    )
 
 
 def read_visdrone(folder: Folder) -> Iterator[Layout]:
@@ -58,6 +62,34 @@ def read_visdrone(folder: Folder) -> Iterator[Layout]:
     if places:
         names = listed(VISDRONE_CLASSES, 3)
         yield _layout(folder, "visdrone", f"boxes in VisDrone's format, of its classes {names}", places, sections)
+
+
+def read_wider_face(folder: Folder) -> Iterator[Layout]:
+    """Yield the reading of text files of WIDER FACE's format, each with the faces of all images of a split.
+
+    Raises:
+        UnreadableLayout: there is nothing to train on, or the names of files do not say which split each is.
+    """
+    found: dict[str, tuple[str, Place]] = {}
+    for above_file in folder.places((".txt",)) if folder.only is None else ():
+        for name in folder.sub(above_file).named(".txt")[:_FILES]:
+            paths = [match["path"] for match in _WIDER.finditer(folder.sub(above_file).head(name))]
+            place = locate(folder, paths[:_FILES], split_in(name))
+            if place is None or place.prefix or place.suffix or place.folders:
+                continue
+            split, file = split_in(name) or "train", f"{above_file}/{name}".lstrip("/")
+            if split in found:
+                raise several(folder, [found[split][0], file])
+            found[split] = file, place
+    sections: Sections = {
+        split: {"name": "wider_face", "root": folder.at(place.root), "file": folder.at(file)}
+        for split, (file, place) in found.items()
+    }
+    if found:
+        check_training(folder, sections, "expected wider_face_train_bbx_gt.txt")
+        used = [part.partition("/")[0] for file, place in found.values() for part in (file, place.root)]
+        notes = folder.others(used)
+        yield make_layout("wider_face", "detection", "faces in WIDER FACE's format", sections, notes=notes)
 
 
 def _layout(

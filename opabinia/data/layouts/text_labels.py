@@ -298,7 +298,7 @@ def read_dota(folder: Folder) -> Iterator[Layout]:
     yield make_layout(
         "dota",
         "detection",
-        f"oriented boxes of {len(classes)} classes in DOTA's format: {listed(sorted(classes))}",
+        f"oriented boxes of {plural(len(classes), 'class', 'es')} in DOTA's format: {listed(sorted(classes))}",
         sections,
         notes=notes,
     )

@@ -71,6 +71,7 @@ from opabinia.data.sources.videos import FrameFolders as FrameFolders
 from opabinia.data.sources.videos import Videos as Videos
 from opabinia.data.sources.videos import VideoViews as VideoViews
 from opabinia.data.sources.voc import voc as voc
+from opabinia.data.sources.wider_face import wider_face as wider_face
 from opabinia.data.sources.wrapper import ImageLabels as ImageLabels
 from opabinia.data.sources.wrapper import Indexed as Indexed
 from opabinia.data.sources.wrapper import StuffMaps as StuffMaps

@@ -347,19 +347,28 @@ def _read_classes(
 
 
 def read_class_file(file: Path) -> tuple[list[str], list[Color]]:
-    """Read a file with the name of a class in each line, optionally followed by its color; none have one otherwise.
+    """Read a file with the name of a class in each line, optionally before or after its color; none have one otherwise.
 
     Raises:
         ValueError: it cannot be read, or a color is none.
     """
     lines = [text for _, text in read_lines(file) if not text.startswith("#")]
-    matches = [re.fullmatch(r"(.+?)[\s,:]+(\d{1,9})[\s,]+(\d{1,9})[\s,]+(\d{1,9}):*", text) for text in lines]
-    if not all(matches):
+    found = (
+        [match for text in lines if (match := form.fullmatch(text))] for form in (_NAME_BEFORE_COLOR, _NAME_AFTER_COLOR)
+    )
+    rows = next((matches for matches in found if len(matches) == len(lines)), None)
+    if rows is None:
         return lines, []
-    rows = [match.groups() for match in matches if match]
-    wrong = [" ".join(row) for row in rows if max(map(int, row[1:])) > 255]
+    colors = [(int(row["red"]), int(row["green"]), int(row["blue"])) for row in rows]
+    wrong = [row.string for row, color in zip(rows, colors, strict=True) if max(color) > 255]
     raise_for_invalid(file, wrong, len(rows), "names with colors from 0 to 255")
-    return [row[0] for row in rows], [(int(row[1]), int(row[2]), int(row[3])) for row in rows]
+    return [row["name"] for row in rows], colors
+
+
+_COLOR = r"(?P<red>\d{1,9})[\s,]+(?P<green>\d{1,9})[\s,]+(?P<blue>\d{1,9})"
+_NAME_BEFORE_COLOR = re.compile(rf"(?P<name>.+?)[\s,:]+{_COLOR}:*")
+_NAME_AFTER_COLOR = re.compile(rf"{_COLOR}[\s,:]+(?P<name>.*\D.*)")
+"""As in the label_colors.txt of CamVid."""
 
 
 def _make_table(

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from opabinia.config.text import escape
 from opabinia.data.layouts.layout import Section, TaskName
 from opabinia.data.profile import DatasetProfile
+from opabinia.runtime.text import plural
 from opabinia.training.autoconfig import rules
 from opabinia.training.autoconfig.rules import Network, Value
 from opabinia.training.autoconfig.situation import Situation
@@ -146,7 +147,7 @@ def _training(situation: Situation, network: Network, length: _Length) -> Iterat
     samples = schedule.steps * length.batch
     reason = f"{schedule.steps:,} steps, {situation.profile.samples / length.batch:.3g} in an epoch"
     yield Choice("data.batch_size", length.batch, reason, "batch_size")
-    yield Choice("data.num_workers", _workers(situation), f"{machine.cores} CPU cores")
+    yield Choice("data.num_workers", _workers(situation), plural(machine.cores, "CPU core"))
     if situation.profile.unreadable or situation.profile.examined < situation.profile.samples:
         broken = f"such as {situation.profile.unreadable[0]}" if situation.profile.unreadable else "if there are any"
         yield Choice("data.on_error", "skip", f"files that cannot be read are skipped, {broken}; the log names them")

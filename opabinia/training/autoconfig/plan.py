@@ -136,7 +136,9 @@ def plan(
         for leak in profile.leaked:
             log.warning("leak: %s", leak)
         if profile.unreadable:
-            log.warning("%d files cannot be read, such as %s", len(profile.unreadable), profile.unreadable[0])
+            log.warning(
+                "%s that cannot be read, such as %s", plural(len(profile.unreadable), "file"), profile.unreadable[0]
+            )
         weights = tuple(backbone.model for backbone in available_backbones())
         situation = Situation(profile=profile, machine=machine, budget=budget, weights=weights)
         advice = [] if _sets_weights(overrides) else _pretraining(situation, data, reading)
@@ -339,7 +341,7 @@ def describe_profile(profile: DatasetProfile) -> str:
     """Return the most important facts as one line."""
     parts = [f"{plural(profile.samples, 'sample')} to train, {profile.val_samples} to validate"]
     if profile.classes:
-        parts.append(f"{len(profile.classes)} classes")
+        parts.append(plural(len(profile.classes), "class", "es"))
     if profile.short_sides is not None:
         parts.append(f"shorter sides {profile.short_sides[0]:.0f} to {profile.short_sides[4]:.0f} pixels")
     if profile.object_sides is not None:

@@ -10,6 +10,7 @@ from opabinia.config import compose
 from opabinia.data.layouts.layout import TaskName
 from opabinia.data.profile import DatasetProfile
 from opabinia.runtime.resources import available_memory, cores
+from opabinia.runtime.text import plural
 
 GIB = 2**30
 
@@ -61,7 +62,7 @@ def this_machine(ranks: int | None = 1, device: str = "auto") -> Machine:
         return Machine(device="cuda", gpus=ranks, memory=properties.total_memory, cores=cores(), name=name)
     if torch.backends.mps.is_available() and device != "cpu":
         return Machine(device="mps", gpus=1, memory=available_memory(), cores=cores(), name="Apple's GPU")
-    return Machine(device="cpu", memory=available_memory(), cores=cores(), name=f"{cores()} CPU cores")
+    return Machine(device="cpu", memory=available_memory(), cores=cores(), name=plural(cores(), "CPU core"))
 
 
 def device_of(overrides: Sequence[str]) -> str:

@@ -40,6 +40,14 @@ CVAT_VIDEO = (
     '<track id="0" label="dog"><box frame="0" outside="0" xtl="1" ytl="1" xbr="4" ybr="4"/></track></annotations>'
 )
 VISDRONE = "0,0,3,3,0,0,0,0\n1,1,4,4,1,4,0,0\n2,2,3,3,1,11,0,0,\n"
+WIDER = "".join(
+    f"{name}\n{count}\n{lines}"
+    for name, count, lines in (
+        ("0--Parade/1.jpg", 1, "1 1 4 4 0 0 0 0 0 0\n"),
+        ("0--Parade/2.jpg", 0, "0 0 0 0 0 0 0 0 0 0\n"),
+        ("1--Handshaking/1.jpg", 2, "1 1 4 4 0 0 0 0 0 0 \n0 0 2 2 1 0 0 1 0 0 \n"),
+    )
+)
 HEXAGON = "0 0.1 0.5 0.3 0.1 0.7 0.1 0.9 0.5 0.7 0.9 0.3 0.9\n"
 PLACES = ("images/train", "labels/train"), ("images/val", "labels/val")
 ROTATED = (
@@ -166,9 +174,9 @@ CLASSIFICATION = [
     ),
     Case(
         "list with a column for each class",
-        steps(images("{1..3}.jpg"), text("_classes.csv", "filename,cat,dog\n1.jpg,1,0\n2.jpg,1,1\n3.jpg,0,0\n")),
+        steps(images("{1..3}.jpg"), text("_classes.csv", "filename,cat,person\n1.jpg,1,0\n2.jpg,1,1\n3.jpg,0,0\n")),
         *("list", "classification", 3),
-        classes=["cat", "dog"],
+        classes=["cat", "person"],
     ),
     Case(
         "list with paths of another machine",
@@ -749,6 +757,16 @@ DETECTION = [
         *("visdrone", "detection", 2, 2),
     ),
     Case(
+        "WIDER FACE",
+        steps(
+            images("WIDER_{train,val}/images/{0--Parade,1--Handshaking}/{1..2}.jpg"),
+            *(text(f"wider_face_split/wider_face_{split}_bbx_gt.txt", WIDER) for split in ("train", "val")),
+            text("wider_face_split/wider_face_test_filelist.txt", "0--Parade/1.jpg\n"),
+        ),
+        *("wider_face", "detection", 3, 3),
+        classes=["face"],
+    ),
+    Case(
         "list of boxes",
         steps(
             images("images/{train,test}/{1..3}.jpg"),
@@ -1075,6 +1093,16 @@ SEGMENTATION = [
         ),
         *("maps", "segmentation", 2),
         classes=["void", "road", "car"],
+    ),
+    Case(
+        "maps in color with names after the colors",
+        steps(
+            images("images/{1..2}.jpg"),
+            maps("labels/{1..2}.png", values=(0, 0, 0, 9, 8, 7), mode="RGB"),
+            text("label_colors.txt", "0 0 0\tVoid\n9 8 7\t\tRoad 2\n"),
+        ),
+        *("maps", "segmentation", 2),
+        classes=["Void", "Road 2"],
     ),
     Case(
         "maps in color without names",
@@ -1419,6 +1447,11 @@ AMBIGUOUS = [
         "images and maps of other names",
         steps(images("x{1..4}.jpg"), maps("y{5..8}.png")),
         ["8 images without labels, of which many have few values", "y5.png", "--task selfsup"],
+    ),
+    Wrong(
+        "landmarks",
+        steps(images("{1..4}.jpg"), text("a.txt", "".join(f"{i}.jpg 0 4 3 3 2 2 1 0 3 0\n" for i in range(1, 5)))),
+        ["4 images without labels", "a.txt is not recognized", "--task selfsup"],
     ),
     Wrong(
         "a list of images with something else",
