@@ -86,6 +86,7 @@ SIDES = {
     "torchvision Faster R-CNN 320": DETECTION,
     "torchvision Faster R-CNN 800": replace(DETECTION, words=("800",)),
     "torchvision LR-ASPP": SEGMENTATION,
+    "torchvision LR-ASPP 128": replace(SEGMENTATION, words=("lraspp", "128")),
     "torchvision DeepLabV3": replace(SEGMENTATION, words=("deeplabv3",)),
     "triplet baseline": Side("triplet.py", "reid", ("torch", "torchvision", "timm")),
 }
