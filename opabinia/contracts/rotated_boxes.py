@@ -144,6 +144,21 @@ def rotated_intersections(boxes: Tensor, polygons: Tensor) -> Tensor:
     return areas
 
 
+def pairwise_iou(boxes: Tensor, others: Tensor) -> Tensor:
+    """Return the IoU of boxes with others, upright or rotated ones (N x 4 and M x 4, or 5; N x M); that of flat ones is
+    0."""
+    if boxes.shape[1] == 4:
+        starts, ends = (
+            torch.maximum(boxes[:, None, :2], others[:, :2]),
+            torch.minimum(boxes[:, None, 2:], others[:, 2:]),
+        )
+        shared = (ends - starts).clamp(min=0).prod(2)
+    else:
+        shared = rotated_intersections(boxes, box_corners(others)).to(boxes)
+    unions = box_areas(boxes)[:, None] + box_areas(others) - shared
+    return shared / unions.clamp(min=_TINY)
+
+
 def overlapping(boxes: Tensor, others: Tensor) -> Tensor:
     """Return which upright boxes (N x 4, M x 4) overlap (bool, N x M)."""
     left, top, right, bottom = others.unbind(1)

@@ -137,6 +137,16 @@ def test_masks_stay_in_their_box() -> None:
     assert fused.scores.tolist() == pytest.approx([0.85])
 
 
+def test_oriented_boxes_keep_the_best_one() -> None:
+    turned, likewise = [20.0, 20, 10, 4, 30], [20.0, 20, 10, 4, -148]  # the same box but for two degrees
+    across, flat = [20.0, 20, 10, 4, 120], [40.0, 20, 10, 0, 0]
+    first = Detections(torch.tensor([turned, flat]), torch.tensor([0.8, 0.2]), torch.tensor([0, 0]))
+    second = Detections(torch.tensor([likewise, across]), torch.tensor([0.9, 0.4]), torch.tensor([0, 0]))
+    fused = fuse_detections([first, second])
+    assert fused.boxes.tolist() == [likewise, across, flat]
+    assert fused.scores.tolist() == pytest.approx([0.85, 0.2, 0.1])
+
+
 def test_padding_is_removed() -> None:
     rows = detections([(0, 0, 0.8), (50, 1, 0.6)])
     padded = {

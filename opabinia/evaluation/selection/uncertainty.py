@@ -10,9 +10,8 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from torchvision.ops import box_iou
 
-from opabinia.contracts.rotated_boxes import box_areas, box_corners, intersection_areas
+from opabinia.contracts.rotated_boxes import pairwise_iou
 
 Measure = Literal["margin", "entropy"]
 
@@ -71,16 +70,6 @@ def detection_uncertainty(
     stability = scores.new_zeros(len(boxes))
     if len(other_boxes):
         same = labels[:, None] == other_labels
-        stability = torch.where(same, pairwise_iou(boxes, other_boxes), 0.0).nan_to_num(0.0).amax(1)  # flat boxes
+        stability = torch.where(same, pairwise_iou(boxes, other_boxes), 0.0).amax(1)
     uncertainty = (binary_uncertainty(scores.clamp(0, 1), measure) + 1 - stability) / 2
     return (weights * uncertainty).sum() / weights.sum().clamp(min=1e-12)
-
-
-def pairwise_iou(boxes: Tensor, other_boxes: Tensor) -> Tensor:
-    """Return the IoU of boxes with others, all upright or all oriented (N x 4 and M x 4, or 5; N x M)."""
-    if boxes.shape[1] == 4:
-        iou: Tensor = box_iou(boxes, other_boxes)
-        return iou
-    intersection = intersection_areas(box_corners(boxes)[:, None], other_boxes[None])
-    union = box_areas(boxes)[:, None] + box_areas(other_boxes) - intersection
-    return intersection / union.clamp(min=1e-12)

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torchvision.ops import box_iou
 
 from opabinia.contracts import Detections, Predictions
+from opabinia.contracts.rotated_boxes import pairwise_iou
 from opabinia.models.detectors.suppression import box_nms
 from opabinia.tasks.detection.tiles import concat_detections, select_detections
 
@@ -22,13 +22,13 @@ def fuse_detections(models: Sequence[Detections], iou: float = IOU) -> Detection
 
     Boxes of a class that overlap are a cluster. The score of a cluster is the sum of each model's best score in it,
     divided by the number of models: an object that few of them see has a low score. Its box is the mean of its boxes,
-    weighted by their scores; with masks or keypoints, which lie in a box, it is the best box with its own.
+    weighted by their scores; with an angle, or masks or keypoints, which lie in a box, it is the best box with its own.
 
     The clusters are those of non-maximum suppression, around the best boxes; in the paper the center of a cluster moves
     with each box that it gets.
 
     Args:
-        models: detections of each model, with upright boxes.
+        models: detections of each model, with boxes of one kind.
         iou: overlap above which boxes are of one cluster.
     """
     rows = concat_detections(models)
@@ -37,7 +37,7 @@ def fuse_detections(models: Sequence[Detections], iou: float = IOU) -> Detection
     fused = select_detections(rows, kept)
     if not len(kept):
         return fused
-    overlaps = box_iou(rows.boxes, fused.boxes).where(rows.labels[:, None] == fused.labels, 0)
+    overlaps = pairwise_iou(rows.boxes, fused.boxes).where(rows.labels[:, None] == fused.labels, 0)
     overlaps[kept, torch.arange(len(kept), device=kept.device)] = 1.1  # a box is of its own cluster
     overlap, clusters = overlaps.max(1)
     members = overlap > iou
@@ -45,7 +45,7 @@ def fuse_detections(models: Sequence[Detections], iou: float = IOU) -> Detection
     places = clusters[members] * len(models) + owners[members]
     best = best.flatten().scatter_reduce(0, places, rows.scores[members], "amax").view_as(best)
     fused = fused._replace(scores=best.sum(1) / len(models))
-    if fused.masks is None and fused.keypoints is None:
+    if fused.masks is None and fused.keypoints is None and fused.boxes.shape[1] == 4:
         weights = rows.scores[members, None]
         sums = torch.zeros_like(fused.boxes).index_add(0, clusters[members], weights * rows.boxes[members])
         totals = torch.zeros_like(fused.boxes[:, :1]).index_add(0, clusters[members], weights)

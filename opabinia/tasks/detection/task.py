@@ -15,7 +15,6 @@ from opabinia.contracts import (
     Batch,
     Clock,
     Count,
-    DataMismatch,
     DatasetInfo,
     Detections,
     DetectorPart,
@@ -172,13 +171,7 @@ class Detection(DensePrediction):
         return rows | (validation_losses(lambda: self._losses(maps, batch), images) if self._has_losses(batch) else {})
 
     def predict_together(self, models: Sequence[Task], batch: Batch) -> Predictions:
-        """Return the fused detections of the models, see :func:`opabinia.tasks.detection.fusion.fuse_detections`.
-
-        Raises:
-            DataMismatch: boxes are oriented.
-        """
-        if self.detector.oriented:
-            raise DataMismatch("detections of several models cannot be combined where boxes are oriented")
+        """Return the fused detections of the models, see :func:`opabinia.tasks.detection.fusion.fuse_detections`."""
         without_truth = {key: value for key, value in batch.items() if key != "boxes"}  # no losses
         predictions = [model.predict(without_truth) for model in models]
         count = max(rows["labels"].shape[1] for rows in predictions)

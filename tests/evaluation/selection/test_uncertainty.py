@@ -5,13 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from opabinia.contracts.rotated_boxes import mirror_boxes
+from opabinia.contracts.rotated_boxes import mirror_boxes, pairwise_iou
 from opabinia.evaluation.selection.uncertainty import (
     Measure,
     binary_uncertainty,
     class_uncertainty,
     detection_uncertainty,
-    pairwise_iou,
     pixel_uncertainty,
 )
 
