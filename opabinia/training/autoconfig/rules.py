@@ -339,9 +339,9 @@ def validation_part(situation: Situation, speed: Speed) -> Value | None:
     Those of identities are all evaluated: each image of the gallery counts."""
     samples = situation.profile.val_samples
     most = max(SURE_SAMPLES, 0.1 * situation.budget / speed.evaluate)
-    if samples <= most or situation.task in ("reid", "selfsup"):
+    if 0.9 * samples <= most or situation.task in ("reid", "selfsup"):
         return None
-    share = max(0.0001, float(f"{most / samples:.2g}"))
+    share = float(f"{most / samples:.2g}")
     needed = format_seconds(speed.evaluate * samples)
     reason = f"{round(share * samples):,} of {samples:,} validation samples: an evaluation of all would take {needed}"
     return Value(share, reason)

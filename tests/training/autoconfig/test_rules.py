@@ -33,7 +33,7 @@ def test_schedule_fits_into_the_budget(budget: float) -> None:
     assert evaluations <= 0.1 * budget + 0.007 * 300
 
 
-@pytest.mark.parametrize(("samples", "share"), [(300, None), (6_000, None), (24_000, 0.25), (10_000_000, 0.0006)])
+@pytest.mark.parametrize(("samples", "share"), [(300, None), (6_010, None), (24_000, 0.25), (10_000_000, 0.0006)])
 def test_an_evaluation_takes_a_tenth_of_the_budget(samples: int, share: float | None) -> None:
     speed = Speed(model="resnet18", size=224, train=0.03, evaluate=0.01)
     part = rules.validation_part(situation(budget=600.0, val_samples=samples), speed)
