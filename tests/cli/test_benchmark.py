@@ -8,6 +8,7 @@ from tests.cli.conftest import CommandResult
 
 Command = Callable[..., CommandResult]
 ON_CPU = ["train.device=cpu", "train.num_threads=1", "data.num_workers=0"]
+FEW_OPERATORS = ["plugins=[tests.faults.parts]", "task.backbone={name: grouped}"]
 
 
 def test_table_and_json_file(opabinia: Command, tmp_path: Path) -> None:
@@ -24,7 +25,7 @@ def test_table_and_json_file(opabinia: Command, tmp_path: Path) -> None:
 
 def test_memory_is_predicted(opabinia: Command) -> None:
     options = ["--memory", "--device-memory", "4GiB", "--precision", "bf16"]
-    result = opabinia("benchmark", "classification/digits", *options)
+    result = opabinia("benchmark", "classification/digits", *FEW_OPERATORS, *options)
     assert result.status == 0, result.err
     assert "is auto" not in result.out and "fsdp" not in result.out
     for words in ("bf16, batch 64 of 1 x 32 x 32", "4.00 GiB", "H100 SXM", "not calibrated on a GPU"):
@@ -33,7 +34,7 @@ def test_memory_is_predicted(opabinia: Command) -> None:
 
 def test_memory_names_parts_of_the_config_that_it_does_not_follow(opabinia: Command) -> None:
     overrides = ["data.batch_size=auto", "train.parallel=fsdp", "init.weights=absent.pth", "train.compile=true"]
-    result = opabinia("benchmark", "classification/digits", *overrides, "--memory", "--json")
+    result = opabinia("benchmark", "classification/digits", *FEW_OPERATORS, *overrides, "--memory", "--json")
     assert result.status == 0, result.err
     report = json.loads(result.out)
     assert report["batch_size"] == 16

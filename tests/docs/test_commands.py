@@ -26,6 +26,7 @@ from opabinia.cli.commands import app
 from tests.cli.conftest import CommandResult
 from tests.docs.examples_data import small
 from tests.docs.pages import PAGES, ROOT, blocks
+from tests.faults.programs import Server
 from tests.inference.test_serve import started
 
 NOT_RUN = {
@@ -176,12 +177,12 @@ SERVED = [line for _, line in commands() if line.startswith("opabinia serve ") a
 
 @pytest.mark.slow
 @pytest.mark.parametrize("line", SERVED)
-def test_the_server_answers(line: str, workspace: Callable[..., Path]) -> None:
+def test_the_server_answers(line: str, workspace: Callable[..., Path], warm_server: Server) -> None:
     for library in ("fastapi", "uvicorn", "python_multipart"):
         pytest.importorskip(library, reason=f"{library} is absent: pip install 'opabinia[serve]'")
     run, *options = shlex.split(substitute(line)[0])[2:]
     workspace(run)
-    with started(Path(run), *options) as server:
+    with started(warm_server, Path(run), *options) as server:
         for request in (line for _, line in commands() if re.match("curl (?!.*/track/)", line)):
             request = request.replace("http://127.0.0.1:8000", server.address)
             response = json.loads(subprocess.run(shlex.split(request), capture_output=True, check=True).stdout)

@@ -61,20 +61,21 @@ class Server:
         function: str | None = None,
         code: str | None = None,
         stderr: str | None = None,
+        folder: Path | None = None,
         lasts: bool = False,
     ) -> "Program":
         """Start ``opabinia`` with these arguments, a function named ``module:name`` instead, or some code in the root
         of the repository.
 
-        ``first`` are functions called before; ``stderr`` is a terminal to write to. A program that ``lasts`` is not
-        killed when the test that started it ends.
+        ``first`` are functions called before; ``stderr`` is a terminal to write to; ``folder`` is the working
+        directory. A program that ``lasts`` is not killed when the test that started it ends.
         """
         path = self.folder / f"program-{self._started}"
         request = {
             "arguments": arguments,
             "stdout": str(path.with_suffix(".out")),
             "stderr": stderr or str(path.with_suffix(".err")),
-            "folder": str(ROOT if code else self.folder),
+            "folder": str(folder or (ROOT if code else self.folder)),
             "environment": {TRACE: str(path.with_suffix(".trace")), **(environment or {})},
             "first": list(first),
             "function": function,

@@ -158,7 +158,7 @@ def test_sections_that_a_saved_config_lacks_have_their_defaults(complete_run: Pa
     assert command("eval", str(folder))[0] == 0
 
 
-@settings(max_examples=200, suppress_health_check=list(HealthCheck), deadline=None, database=None)
+@settings(max_examples=60, suppress_health_check=list(HealthCheck), deadline=None, database=None)
 @given(seed=st.integers(0, 2**32))
 def test_a_damaged_file_is_named(complete_run: Path, tmp_path_factory: pytest.TempPathFactory, seed: int) -> None:
     check_damage(complete_run, tmp_path_factory.getbasetemp() / "damaged", seed, CHEAP)

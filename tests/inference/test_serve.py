@@ -9,8 +9,6 @@ import re
 import shutil
 import signal
 import socket
-import subprocess
-import sys
 import time
 import urllib.error
 import urllib.parse
@@ -43,6 +41,7 @@ from opabinia.inference.serving.inference import Inference
 from opabinia.inference.serving.limits import Limits, RequestError, Upload, check_image, check_video
 from opabinia.tasks.segmentation import Panoptic
 from opabinia.training import launch
+from tests.faults import programs
 
 SMALL = ["train.length=4it", "data.num_workers=0", "loggers=[]", "data.batch_size=16"]
 
@@ -53,7 +52,7 @@ class Response(NamedTuple):
 
 
 class Server(NamedTuple):
-    process: subprocess.Popen[str]
+    program: programs.Program
     address: str
 
     def get(self, path: str, **headers: str) -> Response:
@@ -81,21 +80,17 @@ class Server(NamedTuple):
 
 
 @contextmanager
-def started(run: Path, *options: str) -> Iterator[Server]:
+def started(warm_server: programs.Server, run: Path, *options: str) -> Iterator[Server]:
     """Start a server on a free port; check that it stops on SIGTERM."""
-    program = [sys.executable, "-m", "opabinia", "serve", str(run), "--port", "0", *options]
-    with subprocess.Popen(
-        program, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as process:
-        assert process.stdout is not None
-        first_line = process.stdout.readline()
-        assert " answers at http://127.0.0.1:" in first_line, first_line + process.stdout.read()
-        try:
-            yield Server(process, first_line.split()[3])
-        finally:
-            process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 143
-        assert process.stdout.read() == ""
+    program = warm_server.start("serve", str(run), "--port", "0", *options, folder=Path.cwd(), lasts=True)
+    try:
+        program.until(lambda: program.out.endswith("\n"))
+        assert " answers at http://127.0.0.1:" in program.out
+        yield Server(program, program.out.split()[3])
+    finally:
+        program.signal(signal.SIGTERM)
+    program.expect(143)
+    assert len(program.out.splitlines()) == 1 and not program.err
 
 
 @pytest.fixture(scope="module")
@@ -107,8 +102,8 @@ def app() -> Any:
 
 
 @pytest.fixture(scope="module")
-def server(app: Any, run: Path) -> Iterator[Server]:
-    with started(run, "--max-waiting", "4", "--max-megapixels", "40") as server:
+def server(app: Any, run: Path, warm_server: programs.Server) -> Iterator[Server]:
+    with started(warm_server, run, "--max-waiting", "4", "--max-megapixels", "40") as server:
         yield server
 
 
@@ -213,7 +208,7 @@ def test_a_body_that_is_too_large_is_refused(server: Server) -> None:
     # Interrupted: the server logs nothing (see `started`).
     with socket.create_connection(server.address.removeprefix("http://").split(":")) as connection:
         connection.sendall(b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\nsome")
-    assert memory(server.process.pid) < memory(os.getpid()) + 1_500_000_000
+    assert memory(server.program.pid) < memory(os.getpid()) + 1_500_000_000
     assert server.post(digit(0)).status == 200
 
 
@@ -540,16 +535,16 @@ def test_a_model_is_loaded_again_beside_the_one_that_answers(app: Any) -> None:
     assert asyncio.run(requests()) == [["first"], ["second"], ["second"], {"version": 2}]
 
 
-def test_sighup_loads_the_newest_checkpoint(app: Any, run: Path, tmp_path: Path) -> None:
+def test_sighup_loads_the_newest_checkpoint(app: Any, run: Path, warm_server: programs.Server, tmp_path: Path) -> None:
     copy = tmp_path / "classification" / "copy"
     shutil.copytree(run, copy)
-    with started(copy) as server:
+    with started(warm_server, copy) as server:
         before = server.post(digit(0)).content["predictions"]
         other = launch.train("classification/digits", [*SMALL, "seed=5"], out=tmp_path / "other")[0]
         copy.rename(tmp_path / "old")
         shutil.copytree(other, copy)
         seconds = server.get("/model").content["load_seconds"]
-        server.process.send_signal(signal.SIGHUP)
+        server.program.signal(signal.SIGHUP)
         while server.get("/model").content["load_seconds"] == seconds:
             assert server.post(digit(0)).status == 200
         after = server.post(digit(0)).content["predictions"]
@@ -561,7 +556,7 @@ def test_sighup_loads_the_newest_checkpoint(app: Any, run: Path, tmp_path: Path)
 @pytest.mark.slow
 def test_memory_does_not_grow_with_requests(server: Server) -> None:
     def resident() -> int:
-        return int(Path(f"/proc/{server.process.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        return int(Path(f"/proc/{server.program.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
     images = [digit(number, "JPEG", 400) for number in range(10)]
     for number in range(100):
@@ -573,7 +568,7 @@ def test_memory_does_not_grow_with_requests(server: Server) -> None:
 
 
 @pytest.mark.slow
-def test_a_stopped_server_responds_or_closes_connections(run: Path, server: Server) -> None:
+def test_a_stopped_server_responds_or_closes_connections(app: Any, run: Path, warm_server: programs.Server) -> None:
     large = digit(0, "JPEG", 1500)
 
     def send(_: int) -> int:
@@ -582,10 +577,10 @@ def test_a_stopped_server_responds_or_closes_connections(run: Path, server: Serv
         except (OSError, http.client.HTTPException):
             return 0
 
-    with started(run) as stopped, ThreadPoolExecutor(20) as pool:
+    with started(warm_server, run) as stopped, ThreadPoolExecutor(20) as pool:
         requests = [pool.submit(send, number) for number in range(20)]
         time.sleep(0.3)
-        stopped.process.send_signal(signal.SIGTERM)
+        stopped.program.signal(signal.SIGTERM)
         assert {request.result() for request in requests} <= {0, 200, 500, 503}
 
 
@@ -742,9 +737,9 @@ def test_errors_are_reported_before_a_model_is_loaded(
 
 
 @pytest.mark.slow
-def test_a_video_is_predicted(app: Any, tmp_path: Path) -> None:
+def test_a_video_is_predicted(app: Any, warm_server: programs.Server, tmp_path: Path) -> None:
     run, _ = launch.train("video/digits", [*SMALL, "train.length=1it", "data.batch_size=4"], out=tmp_path)
-    with started(run) as server:
+    with started(warm_server, run) as server:
         frames = [Image.fromarray(np.full((32, 32), 8 * number, np.uint8)) for number in range(20)]
         content = BytesIO()
         frames[0].save(content, "GIF", save_all=True, append_images=frames[1:])
@@ -754,12 +749,12 @@ def test_a_video_is_predicted(app: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_nearest_images_of_a_gallery(app: Any, run: Path, tmp_path: Path) -> None:
+def test_nearest_images_of_a_gallery(app: Any, run: Path, warm_server: programs.Server, tmp_path: Path) -> None:
     images = tmp_path / "gallery" / "in side"
     images.mkdir(parents=True)
     for number in range(4):
         (images / f"{number}.png").write_bytes(digit(number))
-    with started(run, "--gallery", str(tmp_path / "gallery")) as server:
+    with started(warm_server, run, "--gallery", str(tmp_path / "gallery")) as server:
         nearest = server.post(digit(2)).content["predictions"][0]["nearest"]
         assert nearest[0] == {"path": "in side/2.png", "distance": pytest.approx(0, abs=1e-5)}
         assert len(nearest) == 4

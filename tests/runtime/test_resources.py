@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import platform
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from opabinia.runtime import resources
 from opabinia.runtime.resources import available_memory, cores, cpu_quota
+from tests.faults.programs import Server
 
 SYSTEM = {"proc/meminfo": "MemTotal: 9000000 kB\nMemFree: 10 kB\nMemAvailable: 8000000 kB\n"}
 OUTER, INNER, V1 = "sys/fs/cgroup/outer", "sys/fs/cgroup/outer/inner", "sys/fs/cgroup"
@@ -66,12 +65,7 @@ def test_cores_are_divided_by_the_ranks_of_the_machine(monkeypatch: pytest.Monke
     assert cores() == 1
 
 
-def in_new_process(lines: str) -> str:
-    """Return what a program prints, without its line break."""
-    return subprocess.run([sys.executable, "-c", lines], capture_output=True, text=True, check=True).stdout.strip()
-
-
-def test_the_peak_memory_of_this_process_can_be_reset() -> None:
+def test_the_peak_memory_of_this_process_can_be_reset(warm_server: Server) -> None:
     lines = """
 import numpy as np
 from opabinia.runtime.resources import peak_memory, reset_peak_memory
@@ -81,19 +75,19 @@ before = peak_memory()
 np.ones(30_000_000)
 print(200_000_000 <= peak_memory() - before < 300_000_000)
 """
-    assert in_new_process(lines) == "True"
+    assert warm_server.run(code=lines).out == "True\n"
     assert available_memory() > 0
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="for glibc")
-def test_freed_memory_is_kept() -> None:
+def test_freed_memory_is_kept(warm_server: Server) -> None:
     lines = """
 import resource, torch
 from opabinia.runtime.resources import keep_freed_memory
 if {keeps}:
     keep_freed_memory()
 def work():
-    kept = [torch.ones(10_000_000) for _ in range(10)]  # of 40 MB
+    kept = [torch.ones(10_000_000) for _ in range(3)]  # of 40 MB
 for _ in range(5):  # alignment leaves gaps at first
     work()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -101,12 +95,12 @@ for _ in range(5):
     work()
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
-    faults = {keeps: int(in_new_process(lines.format(keeps=keeps))) for keeps in (False, True)}
+    faults = [int(warm_server.run(code=lines.format(keeps=keeps)).out) for keeps in (False, True)]
     assert faults[False] > 5 * faults[True]
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries are left as they are")
-def test_kept_memory_can_be_returned() -> None:
+def test_kept_memory_can_be_returned(warm_server: Server) -> None:
     lines = """
 import torch
 from opabinia.runtime.resources import keep_freed_memory, return_freed_memory
@@ -121,5 +115,5 @@ freed = resident()
 return_freed_memory()
 print(freed - before, resident() - before)
 """
-    freed, returned = map(int, in_new_process(lines).split())
+    freed, returned = map(int, warm_server.run(code=lines).out.split())
     assert freed > 300_000_000 and returned < 100_000_000

@@ -4,9 +4,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
-import time
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -28,6 +25,7 @@ from opabinia.inference.tracking.streams import Stream, find_streams
 from opabinia.inference.tracking.track import track
 from opabinia.runtime.signals import Stopped
 from opabinia.training.tracking import resolve_tracking
+from tests.faults.programs import Server
 from tests.inference.tracking.conftest import BOTSORT, EAGER, RUNS
 
 TRACKING = resolve_tracking({"tracker": {"name": "bytetrack", "keep_lost": 1000}}, EAGER)
@@ -138,20 +136,16 @@ def test_a_live_stream_continues_in_a_second_video(
     assert len(before & after) > 2
 
 
-def test_a_killed_process_is_resumed(video: Path, tmp_path: Path) -> None:
+def test_a_killed_process_is_resumed(video: Path, tmp_path: Path, warm_server: Server) -> None:
     """The state is written after each frame; the process is killed after the third."""
     run = shutil.copytree(RUNS / "detection" / "run", tmp_path / "run")
     words = ["track", str(run), str(video), "--reid", str(RUNS / "reid" / "run"), "--score", "0.05", *EAGER, *BOTSORT]
-    program = (
+    code = (
         f"import opabinia.inference.tracking.track as t; t.SAVE_SECONDS = 0; import opabinia.cli as c; c.main({words})"
     )
-    process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.DEVNULL)
-    lines = run / "tracks" / "tracks.jsonl"
-    while not lines.is_file() or lines.read_bytes().count(b"\n") < 3:
-        assert process.poll() is None
-        time.sleep(0.001)
-    process.kill()
-    process.wait()
+    program, lines = warm_server.start(code=code), run / "tracks" / "tracks.jsonl"
+    program.until(lambda: lines.is_file() and lines.read_bytes().count(b"\n") >= 3)
+    program.kill()
     state = load_state(run / "tracks" / "state.safetensors")
     assert 0 < state["position"]["frames"] < 8
     with lines.open("ab") as file:
