@@ -100,6 +100,7 @@ SMALLER = {
     },
     "reid/folder": ("train.channels_last=false", "vars.size=[64, 64]", "vars.identities=4", "data.batch_size=8"),
     "reid/grocery": ("vars.pretrained=false", "data.batch_size=8", "data.sampler.instances=2"),
+    "reid/grocery_semi": ("vars.pretrained=false", "data.batch_size=8", "data.sampler.instances=2"),
     **{
         f"detection/coco/{name}": _RCNN
         for name in (
@@ -332,6 +333,7 @@ DATA = {
     "selfsup/crops": save_pictures,
     "selfsup/fashion_mnist": save_idx,
     "reid/grocery": small_data.market1501,
+    "reid/grocery_semi": small_data.market1501,
     **{f"reid/market1501/{name}": small_data.market1501 for name in ("bot", "agw", "sbs", "mgn", "vit")},
     **{f"reid/msmt17/{name}": small_data.msmt17 for name in ("sbs", "vit_camera")},
     "reid/veri/sbs": small_data.veri,

@@ -59,8 +59,8 @@ MetricLossPart = Annotated[Callable[[Tensor, Tensor], Tensor], Part("metric_loss
 BalancePart = Annotated[Callable[[Sequence[str]], LossBalance], Part("balance")]
 """Built with the names of the tasks of a multi-task run."""
 
-PseudoLabelsPart = Annotated[Callable[[Task, int], PseudoLabeler], Part("pseudo_labels")]
-"""Built with the task and the number of unlabeled samples."""
+PseudoLabelsPart = Annotated[Callable[[Task, Source], PseudoLabeler], Part("pseudo_labels")]
+"""Built with the task and the unlabeled samples."""
 
 EvaluatorPart = Annotated[Callable[[DatasetInfo], Evaluator], Part("evaluator")]
 

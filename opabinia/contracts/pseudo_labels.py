@@ -6,9 +6,10 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
+from opabinia.contracts.clock import Clock
 from opabinia.contracts.data import Batch
 from opabinia.contracts.evaluation import Predictions
-from opabinia.contracts.training import Hook, Task
+from opabinia.contracts.training import Hook, Task, total_loss
 
 
 class PseudoLabels(NamedTuple):
@@ -29,7 +30,8 @@ class PseudoLabels(NamedTuple):
 
 
 class PseudoLabeler(nn.Module):
-    """Turns the predictions of a teacher into labels that a task trains on.
+    """Turns the predictions of a teacher into labels that a task trains on. Built with the task and the unlabeled
+    source; labels of that source must serve the precision alone.
 
     State that changes during a run belongs in buffers that a hook saves and changes after a step, so that a resumed
     run is exact.
@@ -59,6 +61,16 @@ class PseudoLabeler(nn.Module):
                 some, are the ground truth and must serve the precision alone.
         """
         raise NotImplementedError
+
+    def loss(self, task: Task, batch: Batch, clock: Clock) -> Tensor:
+        """Return the loss of images with their pseudo-labels (0-d), by default the total loss of the task.
+
+        Args:
+            task: the student.
+            batch: the strong views with their pseudo-labels in place of labels.
+            clock: of the run.
+        """
+        return total_loss(task(batch, clock))[0]
 
     def hooks(self) -> list[Hook]:
         """Return hooks that update and save the state of the method."""

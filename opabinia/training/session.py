@@ -15,7 +15,6 @@ from opabinia.config import ConfigError, Problem, register
 from opabinia.config.build import errors_at
 from opabinia.contracts import (
     SINGLE,
-    UNLABELED,
     Clock,
     DatasetInfo,
     Hook,
@@ -436,8 +435,7 @@ def wrap_task(model: Task, run: TrainingRun, batches: TrainingBatches) -> TaskWr
         return _add_teachers(model, run.distill, batches.dataset_info)
     if run.semi_supervised is not None:
         with errors_at("semi_supervised"):
-            unlabeled = batches.streams[UNLABELED].dataset.source
-            labeler = run.semi_supervised.pseudo_labels(model, len(unlabeled))
+            labeler = run.semi_supervised.pseudo_labels(model, run.semi_supervised.unlabeled.source)
             if labeler.keeps_positions:
                 with errors_at("semi_supervised.strong"):
                     check_keeps_positions(run.semi_supervised.strong, batches.dataset_info.channels)

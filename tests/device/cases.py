@@ -286,6 +286,9 @@ SETTINGS = {
     "semi_supervised_classes": CLASSIFICATION.having(
         pseudo_labels("{name: classes, threshold: 0.01, flexible: true}"), "data.batch_size=8"
     ),
+    "semi_supervised_identities": REID.having(
+        pseudo_labels("{name: identities, every: 1it, min_samples: 1, k1: 4}"), "data.batch_size=16"
+    ),
     "semi_supervised_pixels": segmentation("name: linear", pseudo_labels("{name: pixels, threshold: 0.01}")),
     "skip_unfused": CLASSIFICATION.having("train.on_nonfinite=skip", "optimizer={name: lamb, lr: 0.001}"),
     "mixing_on_device": CLASSIFICATION.having(

@@ -24,6 +24,9 @@ PREDICTIONS = "to_host.<locals>.wait: event"
 REASONS = {
     "HybridDetector._encode: item": "transformers checks the sizes of its position embeddings",
     "HybridDetector._make_denoising: nonzero": "the queries of noised objects",
+    "IdentityLabels.cluster: copy to the device": "clusters are made on the host, by scikit-learn; of every period",
+    "IdentityLabels.cluster: nonzero": "the number of images that were seen; of every period",
+    "IdentityLabels.count_clusters: copy to the host": "the number of clusters and their purity; of every period",
     "LibraryDetector._run: copy to the device": "transformers creates constants",
     "LibraryDetector._run: item": "transformers checks masks and sizes",
     "Mask2Former.query_masks: copy to the device": "transformers creates constants",
@@ -34,7 +37,11 @@ REASONS = {
     "StandardStep.__call__: item": "torch's ASGD and Adafactor read numbers of each parameter; in fp16 GradScaler "
     "reads whether an optimizer without fused kernels must be skipped",
     "UpdateGuard.update_unless: item": "an optimizer without fused kernels cannot be skipped on the device",
+    "_FeatureSpace.__init__: item": "embeddings that are not finite; when images are clustered",
+    "_FeatureSpace.__init__: nonzero": "embeddings that are not finite; when images are clustered",
+    "_distances_in: copy to the host": "weights of neighbors are sparse rows on the host; when images are clustered",
     "_present_classes: nonzero": "the classes of a batch, whose losses are computed one by one",
+    "_reciprocal_weights: copy to the host": "neighbors are sparse rows on the host; when images are clustered",
     "box_nms: nms": "the number of boxes that are kept, for each image",
     "first_image: item": "the number of detections, for each image",
     "heatmaps_to_keypoints: item": "the size of the largest region",
@@ -43,6 +50,7 @@ REASONS = {
     "rotated_nms: boolean index": "the boxes of each class",
     "rotated_nms: equal": "the end of the rounds, in each",
     "rotated_nms: nonzero": "the number of pairs of boxes that overlap",
+    "smallest: nonzero": "rows with ties; when images are clustered",
     "true_indices: item": "the numbers of selected boxes or regions of all images",
 }
 """The number or constant for which the host waits, by wait."""
@@ -93,6 +101,17 @@ STEP: dict[str, Waits] = {
         "match_queries: copy to the host": 1,
     },
     "setting/semi_supervised_boxes": {"true_indices: item": 2, "box_nms: nms": 1},
+    # Of a clustering alone, which is made in each step here.
+    "setting/semi_supervised_identities": {
+        "IdentityLabels.cluster: nonzero": 1,
+        "IdentityLabels.cluster: copy to the device": 1,
+        "IdentityLabels.count_clusters: copy to the host": 1,
+        "_FeatureSpace.__init__: item": 1,
+        "_FeatureSpace.__init__: nonzero": 1,
+        "_distances_in: copy to the host": 1,
+        "_reciprocal_weights: copy to the host": 2,
+        "smallest: nonzero": 4,
+    },
     "setting/skip_unfused": {"UpdateGuard.update_unless: item": 1},
 }
 """Waits of a training step after the first; of other runs none."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from opabinia.evaluation.retrieval import rerank
-from opabinia.evaluation.retrieval.rerank import k_reciprocal
+from opabinia.evaluation.retrieval.rerank import jaccard_graph, k_reciprocal
 
 GOLDEN: dict[str, Any] = json.loads(
     (Path(__file__).parent.parent / "golden" / "fastreid" / "rerank_zhong.json").read_text()
@@ -57,8 +57,18 @@ def dense_reference(
     unit: float = 1.0,
 ) -> Tensor:
     """Follow the originals' steps. Row i of ``squared`` holds distances to i; FastReID mixes in ``unit`` times them."""
-    count = len(squared)
     scaled = squared / squared.max(1, keepdims=True) if variant == "zhong" else squared
+    mixed = scaled if variant == "zhong" else unit * squared
+    jaccard = dense_jaccard(squared, scaled, k1, k2, variant)
+    final = (1 - lambda_value) * jaccard[:queries] + lambda_value * mixed[:queries]
+    return torch.from_numpy(final[:, queries:]).float()
+
+
+def dense_jaccard(
+    squared: NDArray[np.float64], scaled: NDArray[np.float64], k1: int, k2: int, variant: Variant
+) -> NDArray[np.float64]:
+    """Return the Jaccard distances of all images (N x N)."""
+    count = len(squared)
     order = squared.argsort(1, kind="stable")
     if variant == "fastreid":
         order = order[:, :k1]
@@ -75,10 +85,9 @@ def dense_reference(
         weights[i, members] = values / values.sum()
     if k2 > 1:
         weights = np.stack([weights[order[i, :k2]].mean(0) for i in range(count)])
-    shared = np.minimum(weights[:queries, None], weights).sum(2)
-    mixed = scaled if variant == "zhong" else unit * squared
-    final = (1 - lambda_value) * (1 - shared / (2 - shared)) + lambda_value * mixed[:queries]
-    return torch.from_numpy(final[:, queries:]).float()
+    shared = np.minimum(weights[:, None], weights).sum(2)
+    distances: NDArray[np.float64] = 1 - shared / (2 - shared)
+    return distances
 
 
 # --- the originals' results -------------------------------------------------------------------------------------------
@@ -122,6 +131,23 @@ def test_distances_equal_those_of_dense_matrices(
     unit = 0.5 if metric == "cosine" else 1.0
     expected = dense_reference(squared, 13, k1, k2, lambda_value, variant, unit)
     torch.testing.assert_close(distances, expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(("k1", "k2"), [(20, 6), (4, 1), (8, 3)])
+def test_a_graph_has_the_distances_up_to_its_radius(k1: int, k2: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In blocks of 16 rows, of which the last is smaller."""
+    monkeypatch.setattr(rerank, "_GRAPH_ROWS", 16)
+    features = clustered_features()
+    before = features.clone()
+    graph = jaccard_graph(features, 0.7, k1=k1, k2=k2)
+    assert graph.has_sorted_indices and torch.equal(features, before)
+    stored = np.zeros(graph.shape, dtype=bool)
+    stored[np.repeat(np.arange(60), np.diff(graph.indptr)), graph.indices] = True
+    squared = squared_distances(normalize(features.double()))
+    expected = dense_jaccard(squared, squared, k1, k2, "fastreid")
+    np.fill_diagonal(expected, 0)
+    assert (stored == (expected <= 0.7)).all() and 60 < stored.sum() < 3600
+    np.testing.assert_allclose(graph.toarray()[stored], expected[stored], atol=1e-5)
 
 
 @variants

@@ -7,12 +7,14 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from scripts import small_data
 from tests.faults.programs import Server
 from tests.faults.runs import (
     Trainings,
     assert_same_learning,
+    checkpoint,
     copy_cut_back,
     expect,
     metrics,
@@ -59,6 +61,17 @@ evaluate: {every: 4it, batch_size: 5}
 checkpoint: {every: 5it, keep: 9}
 seed: 3
 """
+PSEUDO_IDENTITIES = (
+    REID.replace("batch_size: 14", "batch_size: 16")
+    + """
+semi_supervised:
+  unlabeled: {source: {name: market1501, root: ROOT}}
+  pseudo_labels: {name: identities, every: 2it, radius: 0.7, min_samples: 2, k1: 4, k2: 2}
+  warmup: 1it
+  decay: 0.8
+"""
+)
+REIDENTIFICATION = {"reid": REID, "pseudo_identities": PSEUDO_IDENTITIES}
 LARGE = "{name: RandomAffine, degrees: 10, translate: [0.1, 0.1]}"
 SMALL = "{count: 2, transforms: [{name: RandomCrop, size: 6}]}"
 MASKS = "{name: block_patch_mask, patch_size: 2, min_num_patches: 2}"
@@ -124,12 +137,14 @@ CASES = {
         0.0005,
     ),
 }
-QUICK = ("barlow_twins", "moco", "swav", "deepcluster", "dinov2", "reid")
-QUICK_RESUMES = ("moco", "deepcluster", "dinov2", "reid")  # a queue, assignments, centers, a memory
+QUICK = ("barlow_twins", "moco", "swav", "deepcluster", "dinov2", "reid", "pseudo_identities")
+# A queue, assignments, centers, a memory, assignments and a memory.
+QUICK_RESUMES = ("moco", "deepcluster", "dinov2", "reid", "pseudo_identities")
 
 
 def each_method(quick: Collection[str]) -> pytest.MarkDecorator:
-    values = [pytest.param(name, marks=() if name in quick else pytest.mark.slow) for name in (*CASES, "reid")]
+    names = (*CASES, *REIDENTIFICATION)
+    values = [pytest.param(name, marks=() if name in quick else pytest.mark.slow) for name in names]
     return pytest.mark.parametrize("method", values)
 
 
@@ -148,10 +163,10 @@ class Train:
         return self._trainings(self._recipe(method), processes, *overrides)
 
     def _recipe(self, method: str) -> str:
-        if method == "reid":
+        if method in REIDENTIFICATION:
             if not self._folder.exists():
                 small_data.market1501(self._folder)
-            return REID.replace("ROOT", str(self._folder))
+            return REIDENTIFICATION[method].replace("ROOT", str(self._folder))
         case = CASES[method]
         text = RECIPE.replace("TASK", case.task).replace("TRANSFORMS", case.transforms)
         return text.replace("LEARNING_RATE", str(case.learning_rate)).replace("SAMPLES", str(case.samples))
@@ -197,10 +212,28 @@ def test_resuming_within_an_epoch_is_exact(
     assert all(torch.equal(tensor, expected[name]) for name, tensor in actual.items())
 
 
+def test_pseudo_identities_do_not_depend_on_the_number_of_processes(train: Train) -> None:
+    one_process, two_processes = (train("pseudo_identities", number) for number in (1, 2))
+    (expected,), (actual,) = (
+        [
+            tensors["labels"]
+            for path in checkpoint(run, STEPS).glob("task.*.safetensors")
+            if "labels" in (tensors := load_file(path))
+        ]
+        for run in (one_process, two_processes)
+    )
+    assert torch.equal(actual, expected) and len(expected.unique()) > 2
+    kept, expected_kept = (
+        [line.get("train/pseudo/kept") for line in steps(run)] for run in (two_processes, one_process)
+    )
+    assert kept[:2] == [None, 0] and max(kept[2:]) > 0, "the first step is a warm-up"
+    assert kept[1:] == pytest.approx(expected_kept[1:])
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["byol", "swav", "deepcluster", "dinov2", "mae", "reid"])
+@pytest.mark.parametrize("method", ["byol", "swav", "deepcluster", "dinov2", "mae", *REIDENTIFICATION])
 def test_sharded_training_is_the_same(train: Train, method: str) -> None:
-    overrides = ["task.cross_batch_memory=null"] if method == "reid" else []
+    overrides = ["task.cross_batch_memory=null"] if method in REIDENTIFICATION else []
     assert_same_learning(train(method, 2, *overrides, SHARDED), train(method, 1, *overrides), 1e-4)
 
 

@@ -629,10 +629,10 @@ def balance_works(make: Callable[[list[str]], LossBalance], folder: Path) -> Non
     assert layer.weight.grad is not None and layer.weight.grad.isfinite().all()
 
 
-def pseudo_labels_work(make: Callable[[Task, int], PseudoLabeler], folder: Path) -> None:
+def pseudo_labels_work(make: Callable[[Task, Source], PseudoLabeler], folder: Path) -> None:
     """Labels themselves are tested in tests/tasks/test_semi_supervised.py."""
     with pytest.raises(ConfigError, match="the task is Line"):
-        make(Line(), 4)
+        make(Line(), Digits())
 
 
 def metric_loss_works(loss: Callable[[Tensor, Tensor], Tensor], folder: Path) -> None:

@@ -3,6 +3,7 @@
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,8 @@ from opabinia.contracts import (
     Clock,
     DatasetInfo,
     GlobalBatch,
+    Source,
+    SourceInfo,
     Stream,
 )
 from opabinia.data.collate import collate
@@ -34,12 +37,15 @@ from opabinia.models.detectors.regions import PoolingOptions
 from opabinia.models.detectors.rpn import ProposalOptions
 from opabinia.models.losses.binary import binary_cross_entropy
 from opabinia.models.losses.cross_entropy import cross_entropy
+from opabinia.models.losses.metric import triplet
 from opabinia.runtime.durations import Duration
 from opabinia.tasks.classification import Classification
 from opabinia.tasks.detection.task import Detection
+from opabinia.tasks.reid.baseline import Baseline
 from opabinia.tasks.segmentation.task import Segmentation
 from opabinia.tasks.semi_supervised.boxes import BoxLabels
 from opabinia.tasks.semi_supervised.classes import ClassLabels
+from opabinia.tasks.semi_supervised.identities import IdentityLabels, cluster_by_neighbors, purity
 from opabinia.tasks.semi_supervised.pixels import PixelLabels
 from opabinia.tasks.semi_supervised.task import SemiSupervised, SemiSupervisedTask
 from tests.host_waits import HostWaits
@@ -67,6 +73,16 @@ def classifier(info: DatasetInfo = INFO, **options: Any) -> Classification:
     return Classification(info, backbone=Pool, **options)
 
 
+class Images(Source):
+    """Unlabeled images of which the number and the true labels are known."""
+
+    def __init__(self, count: int, labels: list[int] | None = None) -> None:
+        self._count, self.info = count, SourceInfo(labels=None if labels is None else np.array(labels))
+
+    def __len__(self) -> int:
+        return self._count
+
+
 def probabilities(*rows: list[float]) -> dict[str, Tensor]:
     return {"probabilities": torch.tensor(rows)}
 
@@ -75,7 +91,7 @@ def probabilities(*rows: list[float]) -> dict[str, Tensor]:
 
 
 def test_classes_have_labels_from_a_probability_on() -> None:
-    labeler = ClassLabels(classifier(), 4, threshold=0.8)
+    labeler = ClassLabels(classifier(), Images(4), threshold=0.8)
     predictions = probabilities([0.8, 0.1, 0.1], [0.1, 0.79, 0.11], [0, 0.05, 0.95], [0.1, 0.9, 0])
     pseudo = labeler(predictions, {"id": list("abcd"), "label": torch.tensor([0, 1, 2, 2])})
     assert pseudo.labels["label"].tolist() == [[1, 0, 0], [0, 0, 0], [0, 0, 1], [0, 1, 0]]
@@ -96,7 +112,7 @@ def test_images_without_a_label_have_the_loss_0_and_count_in_the_mean(smoothing:
 
 def test_flexible_thresholds_follow_the_newest_labels_of_all_images() -> None:
     """FlexMatch: of ten images five are labeled 0, two 1, three never had a label: status 1, 0.4, 0 of a largest 5."""
-    labeler = ClassLabels(classifier(), 10, threshold=0.8, flexible=True)
+    labeler = ClassLabels(classifier(), Images(10), threshold=0.8, flexible=True)
     labeler.latest.copy_(torch.tensor([0, 0, 0, 0, 0, 1, 1, 3, 3, 3]))
     torch.testing.assert_close(labeler.threshold_factors(), torch.tensor([1, 0.4 / 1.6, 0]))
     batch = {"id": ["a", "b", "c"], "index": torch.tensor([5, 7, 0])}
@@ -106,7 +122,7 @@ def test_flexible_thresholds_follow_the_newest_labels_of_all_images() -> None:
     (hook,) = labeler.hooks()
     hook.after_step(None)  # type: ignore[arg-type]
     assert labeler.latest.tolist() == [0, 0, 0, 0, 0, 1, 1, 1, 3, 3], "an unsure image keeps its label"
-    other = ClassLabels(classifier(), 10, flexible=True)
+    other = ClassLabels(classifier(), Images(10), flexible=True)
     other.hooks()[0].load_tensors(hook.tensors())
     assert torch.equal(other.latest, labeler.latest)
 
@@ -119,10 +135,10 @@ def test_tasks_whose_classes_cannot_be_labeled_are_refused() -> None:
         (nn.Identity(), "the task is Identity"),
     ]:
         with pytest.raises(ValueError, match=message):
-            ClassLabels(task, 4)  # type: ignore[arg-type]
+            ClassLabels(task, Images(4))  # type: ignore[arg-type]
     for labels, message in ((PixelLabels, "semantic segmentation"), (BoxLabels, "labels of detection")):
         with pytest.raises(ValueError, match=f"{message}; the task is Classification"):
-            labels(classifier(), 4)
+            labels(classifier(), Images(4))
 
 
 # --- pixels -----------------------------------------------------------------------------------------------------------
@@ -140,7 +156,7 @@ def test_sure_pixels_inside_the_images_have_labels() -> None:
     maps = torch.stack([sure, (1 - sure) / 2, (1 - sure) / 2], 1)
     truth = torch.tensor([[[0, 0], [255, 255]], [[1, 255], [0, 0]]], dtype=torch.uint8)
     batch = {"image": torch.zeros(2, 3, 2, 2), "image_sizes": [(1, 2), (2, 2)], "mask": truth}
-    pseudo = PixelLabels(segmentation(), 2, threshold=0.8, cutmix=0)({"probabilities": maps}, batch)
+    pseudo = PixelLabels(segmentation(), Images(2), threshold=0.8, cutmix=0)({"probabilities": maps}, batch)
     assert pseudo.labels["image"].equal(batch["image"])
     assert pseudo.labels["mask"].tolist() == [[[0, 255], [255, 255]], [[0, 0], [255, 0]]]
     assert pseudo.kept.item() == pytest.approx(4 / 6) and pseudo.factor == pseudo.kept
@@ -150,7 +166,7 @@ def test_sure_pixels_inside_the_images_have_labels() -> None:
 def test_cross_entropy_of_pixels_is_a_mean_over_all_of_them() -> None:
     logits = torch.randn(2, 3, 4, 4, generator=torch.Generator().manual_seed(0))
     task, batch = segmentation(), {"image": torch.zeros(2, 3, 4, 4), "image_sizes": [(4, 4), (4, 4)]}
-    pseudo = PixelLabels(task, 2, threshold=0.6, cutmix=0)({"probabilities": logits.softmax(1)}, batch)
+    pseudo = PixelLabels(task, Images(2), threshold=0.6, cutmix=0)({"probabilities": logits.softmax(1)}, batch)
     confidences, classes = logits.softmax(1).max(1)
     expected = (F.cross_entropy(logits, classes, reduction="none") * (confidences >= 0.6)).mean()
     (loss,) = (pixel_loss(logits, pseudo.labels["mask"]) for pixel_loss in task.pixel_losses)
@@ -166,7 +182,7 @@ def test_pasted_rectangles_come_with_their_labels() -> None:
         image[:, height:], image[:, :, width:] = 0, 0
     teacher = torch.tensor([[0.9, 0.05, 0.05], [0.05, 0.9, 0.05], [0.4, 0.3, 0.3]])
     predictions = {"probabilities": teacher[..., None, None].expand(3, 3, 60, 60)}
-    labeler, shares = PixelLabels(segmentation(), 3, threshold=0.8, cutmix=1), []
+    labeler, shares = PixelLabels(segmentation(), Images(3), threshold=0.8, cutmix=1), []
     for seed in range(20):
         torch.manual_seed(seed)
         labels = labeler(predictions, {"image": images, "image_sizes": sizes}).labels
@@ -199,10 +215,72 @@ def test_detections_with_a_high_score_are_boxes() -> None:
         "labels": torch.tensor([[1, 0, 2, -1], [0, 1, 1, -1]]),
     }
     batch = {"boxes": [torch.tensor([box]), torch.zeros(0, 4)], "labels": [torch.tensor([1]), torch.zeros(0).long()]}
-    pseudo = BoxLabels(detection(), 2, threshold=0.5)(predictions, batch)
+    pseudo = BoxLabels(detection(), Images(2), threshold=0.5)(predictions, batch)
     assert [rows.tolist() for rows in pseudo.labels["boxes"]] == [[box, [1, 1, 8, 8]], []], "empty boxes are dropped"
     assert [rows.tolist() for rows in pseudo.labels["labels"]] == [[1, 0], []]
     assert pseudo.kept.item() == pytest.approx(2 / 6) and pseudo.precision == 0.5
+
+
+# --- identities -------------------------------------------------------------------------------------------------------
+
+
+def reidentification() -> Baseline:
+    torch.manual_seed(0)
+    return Baseline(INFO, backbone=Pool, metric_losses=[triplet])
+
+
+def groups(*sizes: int) -> Tensor:
+    """Return groups of vectors around orthogonal ones."""
+    rows = torch.eye(6).repeat_interleave(torch.tensor([*sizes, *[0] * (6 - len(sizes))]), 0)
+    return rows + 0.01 * torch.randn(rows.shape, generator=torch.Generator().manual_seed(0))
+
+
+def test_groups_of_vectors_are_clusters_and_others_belong_to_none() -> None:
+    vectors, options = groups(4, 4, 1), {"k1": 4, "k2": 1}
+    assert cluster_by_neighbors(vectors, 0.6, 3, **options).tolist() == [0] * 4 + [1] * 4 + [-1]
+    assert cluster_by_neighbors(vectors, 0.6, 1, **options).tolist() == [0] * 4 + [1] * 4 + [2]
+    assert purity(np.array([0, 0, 0, 1, 1]), np.array([7, 7, 2, 5, 5])) == 0.8
+    assert purity(np.zeros(0, int), np.zeros(0, int)) == 0
+
+
+def test_images_are_contrasted_with_the_clusters_of_the_teachers_embeddings() -> None:
+    """Ten images of 4 and 4 neighbors, of which one was not seen, and one without neighbors."""
+    student, truth = reidentification().eval(), [3, 3, 3, 5, 8, 8, 8, 8, 9, 9]
+    labeler = IdentityLabels(student, Images(10, truth), every=Duration(2, "it"), min_samples=3, k1=4, k2=1)
+    vectors = torch.cat([groups(4, 4, 1), torch.zeros(1, 6)])
+    batch = {"id": list("abc"), "index": torch.tensor([0, 5, 8]), "image": images(3, 0)}
+    for first in range(0, 9, 3):
+        seen = {"id": list("abc"), "index": torch.arange(first, first + 3)}
+        pseudo = labeler({"embedding": 2 * vectors[first : first + 3]}, seen)
+        assert pseudo.labels["label"].tolist() == [-1] * 3 and pseudo.kept == 0 and pseudo.precision == 0
+    assert labeler.loss(student, {**batch, **pseudo.labels}, Clock()) == 0, "there are no clusters yet"
+    (hook,) = labeler.hooks()
+    for step in (1, 2):
+        assert not labeler.labels.ge(0).any()
+        hook.after_step(type("Run", (), {"clock": Clock(step=step, total_steps=9)})())
+    assert labeler.labels.tolist() == [0] * 4 + [1] * 4 + [-1, -1]
+    pseudo = labeler({"embedding": vectors[[0, 5, 8]]}, batch)
+    assert pseudo.labels["label"].tolist() == [0, 1, -1] and pseudo.kept.item() == pytest.approx(2 / 3)
+    assert pseudo.precision is not None and pseudo.precision.item() == pytest.approx(7 / 8)
+    embeddings = F.normalize(student.predict(batch)["embedding"], dim=1)
+    normalized = F.normalize(vectors, dim=1)
+    centroids = F.normalize(torch.stack([normalized[:4].mean(0), normalized[4:8].mean(0)]), dim=1)
+    expected = F.cross_entropy((embeddings @ centroids.T / 0.05)[:2], torch.tensor([0, 1]), reduction="sum") / 3
+    loss = labeler.loss(student, {**batch, **pseudo.labels}, Clock())
+    torch.testing.assert_close(loss, expected)
+    loss.backward()
+    assert all(param.grad is not None for param in student.backbone.parameters())
+    resumed = IdentityLabels(student, Images(10, truth))
+    resumed.hooks()[0].load_tensors(hook.tensors())
+    assert torch.equal(resumed.centroids(), labeler.centroids())
+    assert resumed({"embedding": vectors[[0, 5, 8]]}, batch).precision == pseudo.precision
+
+
+def test_settings_of_identities_that_cannot_be() -> None:
+    with pytest.raises(ValueError, match="identities are labels of re-identification; the task is Classification"):
+        IdentityLabels(classifier(), Images(4))
+    with pytest.raises(ValueError, match="every: the images are clustered at least once"):
+        IdentityLabels(reidentification(), Images(4), every=Duration(0, "ep"))
 
 
 # --- views ------------------------------------------------------------------------------------------------------------
@@ -266,7 +344,7 @@ def joint_batch(labels: dict[str, Any], counts: tuple[int, int] = (2, 3), side: 
 def test_the_teachers_labels_of_weak_views_are_learned_from_strong_views() -> None:
     """Shares of 2 and 3 of 5 images: the losses are means over the images of their stream."""
     student = classifier()
-    labeler = ClassLabels(student, 3)
+    labeler = ClassLabels(student, Images(3))
     task = SemiSupervisedTask(student, labeler, settings(weight=2.0))
     assert task.average is not None
     with torch.no_grad():
@@ -289,7 +367,9 @@ def test_the_teachers_labels_of_weak_views_are_learned_from_strong_views() -> No
 
 def test_unlabeled_images_wait_for_the_end_of_the_warmup() -> None:
     student = classifier()
-    task = SemiSupervisedTask(student, ClassLabels(student, 3, threshold=0.0), settings(warmup=Duration(3, "it")))
+    task = SemiSupervisedTask(
+        student, ClassLabels(student, Images(3), threshold=0.0), settings(warmup=Duration(3, "it"))
+    )
     batch = joint_batch({"label": torch.tensor([0, 2])})
     assert ["pseudo_loss" in task(batch, Clock(step=step, total_steps=9)) for step in (2, 3)] == [False, True]
     average = task.hooks(INFO)[-1]
@@ -302,10 +382,26 @@ def test_unlabeled_images_wait_for_the_end_of_the_warmup() -> None:
             student.head[1].weight.add_(1.0)
 
 
+def test_identities_make_the_host_wait_when_they_are_clustered_only() -> None:
+    student = reidentification()
+    labeler = IdentityLabels(student, Images(3, [0, 0, 1]), every=Duration(3, "it"), min_samples=1)
+    task, (hook,) = SemiSupervisedTask(student, labeler, settings()), labeler.hooks()
+    batch, waits = joint_batch({"label": torch.tensor([0, 2])}), []
+    for step in range(1, 7):
+        with HostWaits() as of_step:
+            task(batch, Clock(step=step - 1, total_steps=9))
+            hook.after_step(type("Run", (), {"clock": Clock(step=step, total_steps=9)})())
+        waits.append(of_step.calls.total())
+    assert labeler.labels.max() >= 0 and waits[0] == waits[1] == waits[3] == waits[4] < waits[2]
+    with HostWaits() as of_student:
+        student(batch["streams"][SINGLE], Clock())
+    assert waits[3] == of_student.calls.total()
+
+
 @pytest.mark.parametrize("kind", ["classes", "pixels"])
 def test_the_host_waits_for_nothing_but_what_the_task_waits_for(kind: str) -> None:
     student: Any = classifier() if kind == "classes" else segmentation()
-    labeler = ClassLabels(student, 3, flexible=True) if kind == "classes" else PixelLabels(student, 3)
+    labeler = ClassLabels(student, Images(3), flexible=True) if kind == "classes" else PixelLabels(student, Images(3))
     task, side = SemiSupervisedTask(student, labeler, settings()), 8 if kind == "classes" else 32
     labels = {"label": torch.tensor([0, 2])} if kind == "classes" else {"mask": torch.zeros(2, side, side).byte()}
     batch = joint_batch(labels, side=side)
@@ -333,7 +429,7 @@ SMALL_RCNN = partial(
 @pytest.mark.parametrize("detector", [Fcos, SMALL_RCNN], ids=["fcos", "mask_rcnn"])
 def test_detectors_learn_from_pseudo_boxes(detector: Any) -> None:
     student = detection(detector, masks=True)
-    task = SemiSupervisedTask(student, BoxLabels(student, 3, threshold=0.0), settings())
+    task = SemiSupervisedTask(student, BoxLabels(student, Images(3), threshold=0.0), settings())
     labels: dict[str, Any] = {
         "boxes": [torch.tensor([[4.0, 4, 30, 30]]), torch.zeros(0, 4)],
         "labels": [torch.tensor([1]), torch.zeros(0, dtype=torch.int64)],

@@ -81,11 +81,13 @@ def random_part(
 ) -> Source:
     """Samples of any source, drawn at random, or all others: a few labeled images, and unlabeled ones to learn from.
 
-    A larger part with the same seed has all samples of a smaller one.
+    A larger part with the same seed has all samples of a smaller one. If the labels are identities, a fraction of these
+    is chosen with all of their images, and each part has its own ones as classes.
 
     Args:
         source: all samples.
-        fraction: share of the samples that are chosen, of each class if every sample has one label.
+        fraction: share of the samples that are chosen, of each class if every sample has one label; of identities,
+            share of these.
         per_class: number of samples of each class that are chosen, instead of ``fraction``.
         part: the ``chosen`` samples or the ``rest``.
         seed: seed of the choice.
@@ -97,17 +99,29 @@ def random_part(
     Raises:
         ValueError: for ``per_class`` samples do not have one label each, or a class has too few; or no sample is left.
     """
-    order = nested_order(source, seed)
-    if per_class is None:
-        chosen = order[: round(fraction * len(order))]
-    else:
+    order, by_identity = nested_order(source, seed), source.info.identities and per_class is None
+    if per_class is not None:
         chosen = _first_of_each_class(source, order, per_class)
+    elif by_identity:
+        chosen = _first_identities(source, order, fraction)
+    else:
+        chosen = order[: round(fraction * len(order))]
     selected = np.zeros(len(source), dtype=bool)
     selected[chosen] = True
     indices = np.flatnonzero(selected == (part == "chosen"))
     if not len(indices):
         raise ValueError(f"none of {plural(len(source), 'sample')} is {part}")
-    return select_samples(source, indices)
+    samples = select_samples(source, indices)
+    return _Identities(samples, "train") if by_identity else samples
+
+
+def _first_identities(source: Source, order: Indices, fraction: float) -> Indices:
+    """Return the samples of a fraction of the identities, whose samples follow each other in ``order``."""
+    labels = source.info.single_labels
+    assert labels is not None
+    ends = np.flatnonzero(np.diff(labels[order], append=-1)) + 1
+    count = round(fraction * len(ends))
+    return order[: ends[count - 1] if count else 0]
 
 
 def _first_of_each_class(source: Source, order: Indices, count: int) -> Indices:

@@ -17,18 +17,21 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.sparse import csr_array
+from scipy.sparse import csr_array, vstack
 from torch import Tensor
 from torch.nn.functional import normalize
 
 from opabinia.contracts import Indices
-from opabinia.evaluation.retrieval.distances import Array, feature_pair, nearest_of, smallest
+from opabinia.evaluation.retrieval.distances import Array, as_features, feature_pair, nearest_of, smallest
 
 Variant = Literal["zhong", "fastreid"]
 Metric = Literal["cosine", "euclidean"]
 
 _TILE = 2048
 """Rows and columns of a tile of distances; memory is about 12 times its square in bytes without features and lists."""
+
+_GRAPH_ROWS = 512
+"""Rows of distances of a graph that are computed at a time."""
 
 Sparse = Any
 """A ``scipy.sparse.csr_array``, which has no types."""
@@ -83,7 +86,44 @@ def k_reciprocal(
         raise ValueError(f'variant is {variant!r}; it is "zhong" or "fastreid"')
     if metric not in ("cosine", "euclidean"):
         raise ValueError(f'metric is {metric!r}; it is "cosine" or "euclidean"')
-    space = _FeatureSpace(*feature_pair(query_features, gallery_features), metric)
+    query, gallery = feature_pair(query_features, gallery_features)
+    if not len(query) or not len(gallery):
+        raise ValueError(f"there are {len(query)} query and {len(gallery)} gallery features; it takes one of each")
+    space = _FeatureSpace(torch.cat([query, gallery]), len(query), metric)
+    weights, scale = _reciprocal_weights(space, k1, k2, variant)
+    # 1 - cosine is half of d²
+    original_scale = scale if variant == "zhong" or metric == "euclidean" else 0.5 * scale
+    return Reranked(space, weights, original_scale[: space.queries], lambda_value)
+
+
+@torch.no_grad()
+def jaccard_graph(features: Array, radius: float, *, k1: int = 30, k2: int = 6) -> Sparse:
+    """Return the Jaccard distances of images by their shared neighbors, those up to ``radius``: a sparse N x N matrix
+    (float32, rows sorted by column) in which each image is at 0 from itself.
+
+    They are those of the variant "fastreid" with cosines and without the original distances, as clusterings of
+    re-identification take them (Ge et al. 2020, SpCL, and its code).
+
+    Args:
+        features: N x D, finite, at least one.
+        radius: below 1, the distance of images without a shared neighbor.
+        k1, k2: as in :func:`k_reciprocal`; defaults are those of SpCL.
+    """
+    space = _FeatureSpace(as_features("image", features).clone(), 0, "cosine")
+    weights, _ = _reciprocal_weights(space, k1, k2, "fastreid")
+    by_neighbor, blocks = weights.T.tocsr(), []
+    for start in range(0, space.size, _GRAPH_ROWS):
+        block = weights[start : start + _GRAPH_ROWS]
+        distances = _jaccard_distances(_shared_weights(block, by_neighbor))
+        distances[np.arange(len(distances)), np.arange(start, start + len(distances))] = 0
+        rows, columns = np.nonzero(distances <= radius)
+        ends = np.searchsorted(rows, np.arange(len(distances) + 1))
+        blocks.append(csr_array((distances[rows, columns], columns, ends), shape=distances.shape))
+    return vstack(blocks, format="csr")
+
+
+def _reciprocal_weights(space: _FeatureSpace, k1: int, k2: int, variant: Variant) -> tuple[Sparse, Tensor]:
+    """Return the rows of weights (N x N), and the factor of the squared distances of each image (N)."""
     zhong = variant == "zhong"
     num_neighbors = k1 + 1 if zhong else k1
     squared, nearest, farthest = _neighbors(space, min(max(num_neighbors, k2) if zhong else k1, space.size))
@@ -95,8 +135,7 @@ def k_reciprocal(
     if k2 > 1:
         averaged = neighbors[:, :k2]
         weights = _neighbor_matrix(averaged, np.float32(1 / averaged.shape[1])) @ weights
-    original_scale = scale if zhong or metric == "euclidean" else 0.5 * scale  # 1 - cosine is half of d²
-    return Reranked(space, weights, original_scale[: space.queries], lambda_value)
+    return weights, scale
 
 
 class Reranked:
@@ -123,28 +162,14 @@ class Reranked:
         """Return the rows of queries ``start`` to ``stop`` (x G): float32, on the device of the features."""
         start, stop, _ = slice(start, stop).indices(self.queries)
         original = self._space.tile(slice(start, stop), slice(self.queries, None)) * self._scale[start:stop, None]
-        shared = torch.from_numpy(self._shared(start, stop)).to(original.device)
-        # Rows sum to 1, so the sum of the larger weights is 2 less that of the smaller ones.
-        jaccard = (1 - shared / (2 - shared)).clamp_(min=0)
+        shared = _shared_weights(self._weights[start:stop], self._gallery_by_neighbor)
+        jaccard = torch.from_numpy(_jaccard_distances(shared)).to(original.device)
         return original.mul_(self._lambda).add_(jaccard, alpha=1 - self._lambda)
 
     def nearest(self, k: int) -> tuple[Tensor, Tensor]:
         """Return the k nearest gallery images of each query; see
         :func:`opabinia.evaluation.retrieval.distances.nearest_of`."""
         return nearest_of(self, k)
-
-    def _shared(self, start: int, stop: int) -> NDArray[np.float32]:
-        """Return the sum over all images of the smaller of two weights: (stop - start) x G."""
-        queries, gallery = self._weights[start:stop], self._gallery_by_neighbor
-        first = gallery.indptr[queries.indices].astype(np.int64)
-        lengths = gallery.indptr[queries.indices + 1] - first
-        # Each weight of a query meets those of the gallery for the same neighbor: rows of `gallery`, end to end.
-        entry = np.repeat(np.arange(len(lengths)), lengths)
-        partner = np.arange(len(entry)) + (first - lengths.cumsum() + lengths)[entry]
-        smaller = np.minimum(queries.data[entry], gallery.data[partner])
-        cell = _row_indices(queries)[entry] * self.gallery + gallery.indices[partner]
-        sums = np.bincount(cell, smaller, minlength=(stop - start) * self.gallery)
-        return sums.astype(np.float32).reshape(stop - start, self.gallery)
 
 
 class _FeatureSpace:
@@ -158,12 +183,10 @@ class _FeatureSpace:
         device: where distances are computed.
     """
 
-    def __init__(self, query: Tensor, gallery: Tensor, metric: Metric) -> None:
-        if not len(query) or not len(gallery):
-            raise ValueError(f"there are {len(query)} query and {len(gallery)} gallery features; it takes one of each")
-        self.queries, self.size = len(query), len(query) + len(gallery)
-        self.device = query.device
-        self._features = torch.cat([query, gallery])
+    def __init__(self, features: Tensor, queries: int, metric: Metric) -> None:
+        self.queries, self.size = queries, len(features)
+        self.device = features.device
+        self._features = features
         self._squares = self._features.square().sum(1)
         invalid = (~(4 * self._squares).isfinite()).nonzero()[:, 0].tolist()  # (x - y)² is at most 2 x² + 2 y²
         if invalid:
@@ -270,6 +293,32 @@ def _weights(sets: Sparse, squared: NDArray[np.float32], scale: NDArray[np.float
     values = np.exp(exponents)
     values /= np.repeat(np.add.reduceat(values, starts), lengths)
     return csr_array((values, sets.indices, sets.indptr), shape=sets.shape)
+
+
+def _shared_weights(rows: Sparse, by_neighbor: Sparse) -> NDArray[np.float32]:
+    """Return the sum over all images of the smaller of two weights (R x C).
+
+    Args:
+        rows: weights of R images (R x N).
+        by_neighbor: weights of C images, transposed (N x C).
+    """
+    count, width = rows.shape[0], by_neighbor.shape[1]
+    first = by_neighbor.indptr[rows.indices].astype(np.int64)
+    lengths = by_neighbor.indptr[rows.indices + 1] - first
+    # Each weight of a row meets those of others for the same neighbor: rows of `by_neighbor`, end to end.
+    entry = np.repeat(np.arange(len(lengths)), lengths)
+    partner = np.arange(len(entry)) + (first - lengths.cumsum() + lengths)[entry]
+    smaller = np.minimum(rows.data[entry], by_neighbor.data[partner])
+    cell = _row_indices(rows)[entry] * width + by_neighbor.indices[partner]
+    sums = np.bincount(cell, smaller, minlength=count * width)
+    return sums.astype(np.float32).reshape(count, width)
+
+
+def _jaccard_distances(shared: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return the distances for sums of smaller weights: rows sum to 1, so the sum of the larger weights is 2 less that
+    of the smaller ones."""
+    distances: NDArray[np.float32] = (1 - shared / (2 - shared)).clip(min=0)
+    return distances
 
 
 def _row_indices(sparse: Sparse) -> Indices:

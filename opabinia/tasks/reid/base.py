@@ -45,12 +45,14 @@ class Reidentification(Task):
 
     Attributes:
         loss: of logits and identities, set by subclasses; None without a classifier.
+        embedding_width: D of the embedding, set by subclasses.
 
     Raises:
         ValueError: there are fewer than two identities.
     """
 
     loss: LossPart | None = None
+    embedding_width: int
     next_commands = ("eval", "search", "report", "export", "extract")
     label_keys = ("label",)
 
@@ -97,9 +99,10 @@ class Reidentification(Task):
         return {**losses, "anchors": count_pairs(labels).anchors} if losses else {}
 
     def predictions(self, features: Features, batch: Batch) -> Predictions:
-        """Return ``embedding`` (B x D) and ``logits`` (B x K); with ``flip_test`` the mean over both mirror images."""
+        """Return ``embedding`` (B x D) and ``logits`` (B x K); in evaluation mode with ``flip_test`` the mean over both
+        mirror images."""
         values = self.embed_and_classify(features)
-        if self._flip_test:
+        if self._flip_test and not self.training:
             mirrored = self.embed_and_classify(self.extract({**batch, "image": batch["image"].flip(-1)}))
             values = {name: (value + mirrored[name]) / 2 for name, value in values.items()}
         return {name: value.float() for name, value in values.items()}

@@ -110,7 +110,7 @@ class Baseline(Reidentification):
         self.side = camera_embedding(net, dataset_info, camera_embedding_scale)
         if self.side is None:
             self.reads = ("vectors",) if pooling is None else ("maps",)
-        self.neck = make_neck(neck, width)
+        self.embedding_width, self.neck = width, make_neck(neck, width)
         self.dropout = nn.Dropout(dropout)
         self.head = None if loss is None else head(width, len(dataset_info.classes))
         if sampled_classes is not None and not isinstance(getattr(self.head, "weight", None), nn.Parameter):

@@ -85,6 +85,7 @@ class MGN(Reidentification):
         self.branches = nn.ModuleList(
             Branch(pooling(width), width, embedding, head(embedding, classes)) for _ in range(self.backbone.parts)
         )
+        self.embedding_width = self.backbone.parts * embedding
         self.loss, self.loss_scale, self.metric_feature = loss, loss_scale, metric_feature
 
     def extract(self, batch: Batch) -> Features:

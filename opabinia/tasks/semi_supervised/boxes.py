@@ -10,7 +10,7 @@ from torch import Tensor
 from torchvision.ops import box_iou
 
 from opabinia.config import register
-from opabinia.contracts import Batch, Fraction, Predictions, PseudoLabeler, PseudoLabels, Task
+from opabinia.contracts import Batch, Fraction, Predictions, PseudoLabeler, PseudoLabels, Source, Task
 from opabinia.runtime.device import true_indices
 from opabinia.tasks.detection.task import Detection
 
@@ -35,7 +35,7 @@ class BoxLabels(PseudoLabeler):
 
     keeps_positions = True
 
-    def __init__(self, task: Task, unlabeled_samples: int, /, *, threshold: Fraction = 0.7) -> None:
+    def __init__(self, task: Task, unlabeled: Source, /, *, threshold: Fraction = 0.7) -> None:
         super().__init__()
         if not isinstance(task, Detection):
             raise ValueError(f"boxes are labels of detection; the task is {type(task).__name__}")

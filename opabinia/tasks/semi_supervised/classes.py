@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from opabinia.config import register
-from opabinia.contracts import Batch, Fraction, Hook, Predictions, PseudoLabeler, PseudoLabels, Run, Task
+from opabinia.contracts import Batch, Fraction, Hook, Predictions, PseudoLabeler, PseudoLabels, Run, Source, Task
 from opabinia.models.losses.cross_entropy import is_exclusive
 from opabinia.runtime.collectives import gather_batch
 from opabinia.tasks.classification_base import ClassificationBase
@@ -32,9 +32,7 @@ class ClassLabels(PseudoLabeler):
 
     latest: Tensor
 
-    def __init__(
-        self, task: Task, unlabeled_samples: int, /, *, threshold: Fraction = 0.95, flexible: bool = False
-    ) -> None:
+    def __init__(self, task: Task, unlabeled: Source, /, *, threshold: Fraction = 0.95, flexible: bool = False) -> None:
         super().__init__()
         if not isinstance(task, ClassificationBase):
             raise ValueError(f"classes are labels of classification; the task is {type(task).__name__}")
@@ -45,7 +43,7 @@ class ClassLabels(PseudoLabeler):
         self.threshold, self.flexible = threshold, flexible
         self._classes = len(task.dataset_info.classes)
         # The newest label of each unlabeled image; the number of classes where it never had one.
-        self.register_buffer("latest", torch.full((unlabeled_samples if flexible else 0,), self._classes))
+        self.register_buffer("latest", torch.full((len(unlabeled) if flexible else 0,), self._classes))
         self._newest: list[tuple[Tensor, Tensor]] = []
 
     def forward(self, predictions: Predictions, batch: Batch) -> PseudoLabels:

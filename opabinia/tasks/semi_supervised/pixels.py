@@ -14,6 +14,7 @@ from opabinia.contracts import (
     PseudoLabeler,
     PseudoLabels,
     Sizes,
+    Source,
     Task,
 )
 from opabinia.runtime.collectives import mean_over_samples
@@ -44,9 +45,7 @@ class PixelLabels(PseudoLabeler):
 
     keeps_positions = True
 
-    def __init__(
-        self, task: Task, unlabeled_samples: int, /, *, threshold: Fraction = 0.95, cutmix: Fraction = 0.5
-    ) -> None:
+    def __init__(self, task: Task, unlabeled: Source, /, *, threshold: Fraction = 0.95, cutmix: Fraction = 0.5) -> None:
         super().__init__()
         if not isinstance(task, Segmentation):
             raise ValueError(f"pixels are labels of semantic segmentation; the task is {type(task).__name__}")

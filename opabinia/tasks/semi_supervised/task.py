@@ -28,7 +28,6 @@ from opabinia.contracts import (
     Stream,
     Task,
     TransformPart,
-    total_loss,
 )
 from opabinia.optim.ema import Ema, SavedAverage
 from opabinia.runtime.collectives import counted_samples
@@ -102,8 +101,8 @@ class SemiSupervisedTask(TaskWrapper):
     def _pseudo_losses(self, batch: Batch, factor: float, clock: Clock) -> dict[str, Tensor]:
         """Return the values of unlabeled images; ``factor``: of their mean, see :func:`stream_factors`."""
         pseudo = self._label(batch)
-        known = {name: batch[name] for name in ("id", "image_sizes") if name in batch}
-        loss, _ = total_loss(self.task({**known, "image": batch["image"], **pseudo.labels}, clock))
+        known: Batch = {name: batch[name] for name in ("id", "image_sizes") if name in batch}
+        loss = self.labeler.loss(self.task, {**known, "image": batch["image"], **pseudo.labels}, clock)
         values = {"pseudo_loss": self.settings.weight * factor * pseudo.factor * loss, "pseudo/kept": pseudo.kept}
         return values if pseudo.precision is None else {**values, "pseudo/precision": pseudo.precision}
 

@@ -256,6 +256,18 @@ def test_a_fraction_has_the_shares_of_the_classes() -> None:
     assert np.abs(np.bincount(np.array(part.info.single_labels)) - expected).max() <= 1
 
 
+def test_identities_are_in_one_of_both_parts() -> None:
+    source = DigitViews()
+    chosen, rest = (random_part(source=source, fraction=0.0154, part=part) for part in ("chosen", "rest"))  # type: ignore[arg-type]
+    assert len(chosen.classes) == 15 and len(rest.classes) == 985 and not {*chosen.classes} & {*rest.classes}
+    assert np.bincount(np.array(chosen.info.single_labels)).tolist() == [8] * 15 and len(rest) == 985 * 8
+    sample = rest[11]
+    assert rest.classes[sample["label"]] == sample["id"].split("/")[1][:4]
+    assert {*chosen.classes} < {*random_part(source=source, fraction=0.02).classes}
+    with pytest.raises(ValueError, match="none of 8000 samples is chosen"):
+        random_part(source=source, fraction=0.0001)
+
+
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
