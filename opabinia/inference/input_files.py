@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,8 @@ from typing import Any
 from opabinia.config import ConfigError, Problem
 from opabinia.contracts import Sample
 from opabinia.data.decoding.images import EXTENSIONS
-from opabinia.data.decoding.values import ARRAY_EXTENSIONS
 from opabinia.data.errors import DataError
+from opabinia.data.file_search import find_files as find_below
 from opabinia.inference.predictor import Predictor
 from opabinia.runtime.addresses import is_live, public_name
 from opabinia.runtime.files import disk_errors, write_atomic
@@ -29,7 +30,8 @@ MAX_STEM_BYTES = 200
 
 
 def find_files(paths: Sequence[Path | str], *, videos: bool = False) -> Iterator[Path]:
-    """Yield the files among ``paths``, and all images, or all videos, below the folders among them, sorted.
+    """Yield the files among ``paths``, and all images, or all videos, below the folders among them, sorted; hidden
+    files are skipped, links followed.
 
     Raises:
         ConfigError: a path does not exist, or a folder has no such file; all problems are named.
@@ -43,10 +45,11 @@ def find_files(paths: Sequence[Path | str], *, videos: bool = False) -> Iterator
     for given in paths:
         path = Path(given)
         if path.is_dir():
-            below = sorted(file for file in path.rglob("*") if file.is_file())
-            files = [file for file in below if file.suffix.lower() in extensions]
-            if not files and not videos:
-                files = [file for file in below if file.suffix.lower() in ARRAY_EXTENSIONS]
+            try:
+                files = sorted(path / os.fsdecode(name) for name in find_below(path, suffixes=extensions))
+            except ValueError as error:
+                problems.append(Problem("command line", "", str(error)))
+                continue
             yield from files
             if not files:
                 kind = "videos" if videos else "images"

@@ -12,9 +12,9 @@ from dataclasses import replace
 from typing import Any
 
 from opabinia.data.layouts.folder import DoubtfulLayout, Folder, UnreadableLayout, listed, split_in, split_of
-from opabinia.data.layouts.layout import Layout, Section
+from opabinia.data.layouts.layout import Layout, Section, change_sources
 from opabinia.data.layouts.pairing import above, check_alone, images_of, several, split_of_path
-from opabinia.data.layouts.readings import check_training, convert, make_layout, with_alternatives, with_masks
+from opabinia.data.layouts.readings import check_training, convert, with_alternatives, with_masks
 from opabinia.runtime.text import plural
 
 _READ = 20_000
@@ -44,18 +44,16 @@ def read_voc(folder: Folder) -> Iterator[Layout]:
         sections, used, how, notes = _unlisted_voc(folder, places)
     check_alone(folder, sorted(used))
     description = f"boxes in XML files of Pascal VOC, {how}"
-    layout = make_layout("voc", "detection", description, sections, notes=[*notes, *folder.others(used)])
+    layout = Layout("voc", "detection", description, sections, notes=[*notes, *folder.others(used)])
     if any("<robndbox" in text for place in places for text in _first_texts(folder.sub(place))):
         layout = replace(layout, description=f"oriented {description}, as of roLabelImg")
-        layout = convert(layout, "detection", _oriented)
+        layout = convert(layout, "detection", lambda section: change_sources(section, _oriented))
     yield layout
 
 
-def _oriented(section: Section) -> dict[str, Any]:
-    """Return a source of Pascal VOC, or several, with oriented boxes."""
-    if "sources" in section:
-        return {**section, "sources": [_oriented(inner) for inner in section["sources"]]}
-    return {**section, "oriented": True}
+def _oriented(section: Section) -> Section:
+    """Return a source of Pascal VOC with oriented boxes; one of several sources as it is."""
+    return section if "sources" in section else {**section, "oriented": True}
 
 
 def _first_texts(folder: Folder) -> list[str]:
@@ -104,7 +102,7 @@ def _unlisted_voc(folder: Folder, places: Sequence[str]) -> tuple[dict[str, dict
         by_split[split_of_path(place)].append(place)
     if (None in by_split and len(by_split) > 1) or any(len({*map(above, group)}) > 1 for group in by_split.values()):
         raise several(folder, [above(place) or place for place in places])
-    check_training(folder, {split: {} for split in by_split if split}, "expected a folder train")
+    check_training(folder, [split for split in by_split if split], "expected a folder train")
     classes = sorted({name for place in places for name in _voc_names(folder.sub(place))}) if len(places) > 1 else []
     sections, every = dict[str, dict[str, Any]](), set[str]()
     for split, group in by_split.items():
@@ -161,7 +159,7 @@ def read_labelme(folder: Folder) -> Iterator[Layout]:
             by_split[split_of_path(place) or "train"].append(place)
     if not by_split:
         return
-    check_training(folder, {split: {} for split in by_split}, "expected a folder train")
+    check_training(folder, by_split, "expected a folder train")
     places = {split: os.path.commonpath(group) if "" not in group else "" for split, group in by_split.items()}
     if len(places) > 1 and "" in places.values():
         raise several(folder, [place for group in by_split.values() for place in group])
@@ -176,7 +174,7 @@ def read_labelme(folder: Folder) -> Iterator[Layout]:
     description = f"shapes of {plural(len(names), 'class', 'es')} in JSON files of LabelMe"
     used = [*(place.partition("/")[0] for place in places.values()), *(folder.folders if "" in places.values() else ())]
     used += [str(section["images"]).partition("/")[0] for section in sections.values() if "images" in section]
-    layout = make_layout("labelme", "detection", description, sections, notes=folder.others([*used, *folder.files]))
+    layout = Layout("labelme", "detection", description, sections, notes=folder.others([*used, *folder.files]))
     yield from with_alternatives(layout, with_masks(layout))
 
 
@@ -246,7 +244,7 @@ def read_cvat(folder: Folder) -> Iterator[Layout]:
     ]
     used = [*roots, *(name.partition("/")[0] for name in names)]
     description = f"shapes in {listed(names)} of CVAT"
-    layout = make_layout("cvat", "detection", description, sections, notes=folder.others(used))
+    layout = Layout("cvat", "detection", description, sections, notes=folder.others(used))
     yield from with_alternatives(layout, with_masks(layout))
 
 

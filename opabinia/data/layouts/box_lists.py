@@ -18,7 +18,7 @@ from opabinia.data.layouts.folder import DoubtfulLayout, Folder, UnreadableLayou
 from opabinia.data.layouts.layout import Layout
 from opabinia.data.layouts.lists import SPLIT_COLUMNS, ImageList, find_paths, list_files, parquet_columns
 from opabinia.data.layouts.pairing import split_of_path
-from opabinia.data.layouts.readings import check_training, make_layout
+from opabinia.data.layouts.readings import check_training
 from opabinia.data.sources.annotation_errors import ErrorCollector
 from opabinia.data.sources.box_lists import Corners, expand_objects, parse_box
 from opabinia.data.sources.file_names import sort_names
@@ -92,7 +92,7 @@ def read_box_lists(folder: Folder) -> Iterator[Layout]:
         return
     named = {split: group[0] for split, group in by_split.items() if split is not None}
     try:
-        check_training(folder, {split: {} for split in named}, "expected train.csv")
+        check_training(folder, named, "expected train.csv")
     except UnreadableLayout as error:  # such lists are often beside other annotations
         raise DoubtfulLayout(str(error)) from error
     if not named or any(len(group) > 1 for group in by_split.values()):
@@ -104,7 +104,7 @@ def read_box_lists(folder: Folder) -> Iterator[Layout]:
     tables = listed([boxes.table.name for boxes in named.values()])
     description = f"boxes of {plural(len(classes), 'class', 'es')} listed in {tables}"
     notes = [*dict.fromkeys(note for boxes in named.values() for note in boxes.notes)]
-    yield make_layout("boxes", "detection", description, sections, notes=[*notes, *_others(folder, [*named.values()])])
+    yield Layout("boxes", "detection", description, sections, notes=[*notes, *_others(folder, [*named.values()])])
 
 
 def _is_region(boxes: _Boxes) -> bool:
@@ -135,7 +135,7 @@ def _one_list(folder: Folder, boxes: _Boxes, name: str = "boxes") -> Iterator[La
         sections = {split: section | {"split": value} | options for split, value in splits.items()} or sections
         check_training(folder, sections, f"the column {column} should have rows of train")
     description = f"boxes of {plural(len(classes), 'class', 'es')} listed in {table.name}"
-    yield make_layout(name, "detection", description, sections, notes=[*boxes.notes, *_others(folder, [boxes])])
+    yield Layout(name, "detection", description, sections, notes=[*boxes.notes, *_others(folder, [boxes])])
 
 
 def _others(folder: Folder, lists: Sequence[_Boxes]) -> Sequence[str]:

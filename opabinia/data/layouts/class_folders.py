@@ -11,13 +11,13 @@ from typing import Any
 
 from opabinia.data.decoding.images import EXTENSIONS as IMAGES
 from opabinia.data.decoding.video import EXTENSIONS as VIDEOS
+from opabinia.data.file_search import find_files
 from opabinia.data.layouts.folder import DoubtfulLayout, Folder, UnreadableLayout, listed, split_in, split_of
 from opabinia.data.layouts.identities import identity_layout, may_be_identities
 from opabinia.data.layouts.images import unread_annotations
 from opabinia.data.layouts.layout import Layout, TaskName
 from opabinia.data.layouts.pairing import PARTS, is_dataset
-from opabinia.data.layouts.readings import make_layout
-from opabinia.data.sources.folder import find_files, select_listed
+from opabinia.data.sources.folder import select_listed
 from opabinia.runtime.text import plural
 
 _ASKED = 50
@@ -240,7 +240,7 @@ def _layout(folder: Folder, splits: Mapping[str, _Split], kind: _Kind) -> Layout
         notes.append(f"{train.folder.text}: {plural(len(direct), kind.noun)} outside of the class folders are not read")
     sections = {name: _section(name, split, train.classes, kind, notes) for name, split in splits.items()}
     description = _description(splits, f"class folders of {kind.noun}s")
-    return make_layout(kind.name, kind.task, description, sections, notes=notes)
+    return Layout(kind.name, kind.task, description, sections, notes=notes)
 
 
 def _description(splits: Mapping[str, _Split], noun: str) -> str:

@@ -14,10 +14,11 @@ from opabinia.data.sources.segmentation_base import Color
 from opabinia.data.sources.segmentation_folder import read_class_file
 from opabinia.data.sources.yolo import read_data_yaml
 
-_NAMES = (
+CLASS_FILES = (
     *("classes.txt", "labels.txt", "labelmap.txt", "label_colors.txt", "class_names.txt", "names.txt", "codes.txt"),
     *("obj.names", "class_dict.csv", "_classes.csv", "classes.csv", "label_names.txt", "categories.txt"),
 )
+"""Names of such files, in lower case, and any others with the suffix ``.names``."""
 
 ClassNames = tuple[Sequence[str], Sequence[Color]]
 """Names of classes, and a color for each, or none at all."""
@@ -32,13 +33,12 @@ def find_class_names(folder: Folder, places: Sequence[str]) -> tuple[ClassNames,
     for place in dict.fromkeys(["", *places]):
         inner = folder.whole.sub(place)
         by_name = {name.lower(): name for name in inner.files}
-        for name in _NAMES:
-            if name in by_name:
-                path = f"{place}/{by_name[name]}".lstrip("/")
-                try:
-                    return _read(folder.path / path), path
-                except ValueError as error:
-                    raise UnreadableLayout(str(error)) from error
+        for name in [*(by_name[name] for name in CLASS_FILES if name in by_name), *inner.named(".names")]:
+            path = f"{place}/{name}".lstrip("/")
+            try:
+                return _read(folder.path / path), path
+            except ValueError as error:
+                raise UnreadableLayout(str(error)) from error
         for name in inner.named(".yaml", ".yml"):
             with suppress(ValueError):
                 return (list(read_data_yaml(inner.path / name)[1].values()), []), f"{place}/{name}".lstrip("/")

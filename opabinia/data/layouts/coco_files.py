@@ -14,7 +14,7 @@ from typing import Any
 from opabinia.data.layouts.folder import Folder, UnreadableLayout, listed, split_of
 from opabinia.data.layouts.layout import Layout, TaskName
 from opabinia.data.layouts.pairing import above, split_of_path
-from opabinia.data.layouts.readings import check_training, convert, make_layout, with_alternatives, with_masks
+from opabinia.data.layouts.readings import check_training, convert, with_alternatives, with_masks
 from opabinia.data.sources.list_files import listed_path
 
 _PARSED = 1 << 25
@@ -267,4 +267,4 @@ def _layout(
     used = {part.partition("/")[0] for file in files for part in (file.name, file.images, file.maps or "")}
     used |= {name.partition("/")[0] for file in files for name in file.names if not file.images}
     description = f"{noun} in {listed([file.name for file in files])}"
-    return make_layout(name, task, description, sections, notes=folder.others(used))
+    return Layout(name, task, description, sections, notes=folder.others(used))

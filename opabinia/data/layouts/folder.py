@@ -14,6 +14,7 @@ from pathlib import Path
 from opabinia.data.decoding.images import EXTENSIONS as IMAGES
 from opabinia.data.decoding.values import ARRAY_EXTENSIONS
 from opabinia.runtime.storage import shown_path
+from opabinia.runtime.text import first_of
 
 SPLITS = {
     "train": ("train", "training", "train2017", "train2014"),
@@ -189,11 +190,11 @@ class Folder:
         """Return whether there is such a file at any depth."""
         return self._begins_with(tuple(suffixes)) or bool(self.tree(suffixes, 1))
 
-    def places(self, suffixes: Sequence[str] = IMAGES, limit: int = PLACES) -> list[str]:
-        """Return the paths of folders that such files are in, among the first ``limit`` ones, those above first. The
-        folder itself is an empty text."""
+    def places(self, suffixes: Sequence[str] = IMAGES) -> list[str]:
+        """Return the paths of folders that such files are in, among the first :data:`PLACES` ones, those above first.
+        The folder itself is an empty text."""
         found, waiting = list[str](), deque([""])
-        for _ in range(limit):
+        for _ in range(PLACES):
             if not waiting:
                 break
             place = waiting.popleft()
@@ -204,10 +205,10 @@ class Folder:
                 waiting.extend(f"{place}/{name}".lstrip("/") for name in inner.folders)
         return found
 
-    def root_of(self, names: Sequence[str], first: Sequence[str] = (), *, share: float = 0.0) -> str | None:
+    def root_of(self, names: Sequence[str], first: Sequence[str] = ()) -> str | None:
         """Return the folder that most of these paths of files are relative to: one of ``first`` or that itself, if one
-        has all of them, else any that holds images; None if none has more than this share of them."""
-        whole, best, most = self.whole, None, share * len(names)
+        has all of them, else any that holds images; None if none has one of them."""
+        whole, best, most = self.whole, None, 0
         above = (place.split("/") for place in whole.places() if names)
         below = ("/".join(parts[:end]) for parts in above for end in range(len(parts), 0, -1))
         for place in dict.fromkeys([*first, "", *below]):
@@ -272,8 +273,7 @@ class Folder:
         names = [f"{name}/" for name in self.folders if name not in used]
         stems = {os.path.splitext(name)[0] for name in self.named(*IMAGES)} if "" in used else ()  # read from here
         names += [name for name in self.named(*_DATA) if name not in used and os.path.splitext(name)[0] not in stems]
-        listed = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-        return (f"not read: {listed}",) if names else ()
+        return (f"not read: {first_of(names)}",) if names else ()
 
     def command(self, *options: str) -> str:
         """Return the command that trains on it with these options."""

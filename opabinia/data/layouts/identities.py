@@ -10,7 +10,6 @@ from typing import Any
 from opabinia.data.decoding.images import EXTENSIONS
 from opabinia.data.layouts.folder import Folder, UnreadableLayout
 from opabinia.data.layouts.layout import Layout
-from opabinia.data.layouts.readings import make_layout
 from opabinia.data.sources.reid_base import MARKET_FOLDERS
 
 _SAMPLED = 100
@@ -65,7 +64,7 @@ def _test_layout(folder: Folder, source: str, used: Sequence[str], how: str, **o
     section = {"name": source, "root": folder.text, **options}
     sections = {split: {**section, "split": split} for split in ("train", "test")}
     description = f"identities {how}, with queries and a gallery"
-    return make_layout(source, "reid", description, sections, notes=folder.others(used))
+    return Layout(source, "reid", description, sections, notes=folder.others(used))
 
 
 def _largest_camera(folder: Folder, subsets: Sequence[str]) -> int:
@@ -112,4 +111,4 @@ def identity_layout(splits: Mapping[str, tuple[Folder, Sequence[str]]], name: st
             if all(len(folder.sub(identity).tree(EXTENSIONS, 2)) < 2 for identity in names):
                 continue  # no query would have a match
         sections[split] = section | ({"classes": list(names)} if list(folder.folders) != list(names) else {})
-    return make_layout(name, "reid", description, sections)
+    return Layout(name, "reid", description, sections)

@@ -12,7 +12,6 @@ from opabinia.data.decoding.images import EXTENSIONS
 from opabinia.data.layouts.folder import WALKED, Folder, UnreadableLayout, listed
 from opabinia.data.layouts.layout import Layout
 from opabinia.data.layouts.map_values import LOSSLESS, read_values
-from opabinia.data.layouts.readings import make_layout
 from opabinia.data.sources.folder import CLASS_AT_END, NAMED_CLASS
 from opabinia.runtime.text import plural
 
@@ -30,7 +29,7 @@ def read_images(folder: Folder) -> Iterator[Layout]:
     sections = {split: {"name": "images", "root": folder.at(name)} for split, name in splits.items()}
     count = plural(len(names), "image") if len(names) < WALKED else f"at least {WALKED} images"
     notes = folder.others(splits.values()) if splits["train"] else ()
-    yield make_layout("images", "selfsup", f"{count} without labels", sections, notes=notes)
+    yield Layout("images", "selfsup", f"{count} without labels", sections, notes=notes)
 
 
 def read_named_classes(folder: Folder) -> Iterator[Layout]:
@@ -51,7 +50,7 @@ def read_named_classes(folder: Folder) -> Iterator[Layout]:
             number = plural(len(classes), "class", "es")
             description = f"{number} that names of files {position} with: {listed(classes)}"
             notes = folder.others([places[split] for split in counts]) if splits else ()
-            yield make_layout("file_names", "classification", description, sections, notes=notes)
+            yield Layout("file_names", "classification", description, sections, notes=notes)
             yield from read_images(folder)
             return
 

@@ -16,7 +16,7 @@ from opabinia.data.layouts.box_columns import box_columns
 from opabinia.data.layouts.folder import DoubtfulLayout, Folder, UnreadableLayout, listed, split_of
 from opabinia.data.layouts.layout import Layout
 from opabinia.data.layouts.pairing import Place, above, locate, split_of_path
-from opabinia.data.layouts.readings import check_training, make_layout
+from opabinia.data.layouts.readings import check_training
 from opabinia.data.sources.file_names import sort_names
 from opabinia.data.sources.list_files import listed_path, read_rows
 from opabinia.data.sources.table import SUBSETS
@@ -118,7 +118,7 @@ def read_lists(folder: Folder) -> Iterator[Layout]:
             if options is not None:
                 section = table.section(folder, "table") | options
                 stem = os.path.splitext(os.path.basename(table.name))[0]
-                yield make_layout(
+                yield Layout(
                     f"list_{stem}", "classification", f"images and labels listed in {table.name}", {"train": section}
                 )
         return
@@ -331,7 +331,7 @@ def _one_list(folder: Folder, table: ImageList) -> Iterator[Layout]:
         check_training(folder, sections, f"the column {column} should have rows of train")
     description = f"images and labels listed in {table.name}"
     notes = folder.others([table.name.partition("/")[0], table.root.partition("/")[0], *_top_folders(table)])
-    yield make_layout("list", "classification", description, sections, notes=notes)
+    yield Layout("list", "classification", description, sections, notes=notes)
 
 
 def _top_folders(table: ImageList) -> set[str]:
@@ -344,7 +344,7 @@ def _top_folders(table: ImageList) -> set[str]:
 
 def _split_lists(folder: Folder, by_split: Mapping[str, ImageList]) -> Iterator[Layout]:
     """Yield the reading of a list for each split."""
-    check_training(folder, {split: {} for split in by_split}, "expected train.csv")
+    check_training(folder, by_split, "expected train.csv")
     sections = {
         split: table.section(folder, "table") | (_label_options(folder, table) or {})
         for split, table in by_split.items()
@@ -363,7 +363,7 @@ def _split_lists(folder: Folder, by_split: Mapping[str, ImageList]) -> Iterator[
         part.partition("/")[0] for table in by_split.values() for part in (table.name, table.root, *_top_folders(table))
     }
     description = f"images and labels of {plural(len(classes), 'class', 'es')} listed in {listed(names)}"
-    yield make_layout("list", "classification", description, sections, notes=folder.others(used))
+    yield Layout("list", "classification", description, sections, notes=folder.others(used))
 
 
 def _labels(folder: Folder, table: ImageList, section: Mapping[str, Any]) -> list[str]:
@@ -413,4 +413,4 @@ def _identities(folder: Folder, tables: Sequence[ImageList]) -> Iterator[Layout]
         if values & {"query", "test"}:
             sections["test"] = section | columns | {"split": "test"}
     notes = [*note, *folder.others([table.name.partition("/")[0], table.root.partition("/")[0], *_top_folders(table)])]
-    yield make_layout("identity_list", "reid", f"images and identities listed in {table.name}", sections, notes=notes)
+    yield Layout("identity_list", "reid", f"images and identities listed in {table.name}", sections, notes=notes)

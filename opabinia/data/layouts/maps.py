@@ -25,11 +25,11 @@ from opabinia.data.layouts.folder import (
     split_in,
     split_of,
 )
-from opabinia.data.layouts.layout import Layout
+from opabinia.data.layouts.layout import Layout, Sections
 from opabinia.data.layouts.map_values import LOSSLESS, class_options, looks_like_maps, read_values
 from opabinia.data.layouts.mask_files import find_object_masks
 from opabinia.data.layouts.pairing import split_of_path
-from opabinia.data.layouts.readings import Sections, check_training, make_layout
+from opabinia.data.layouts.readings import check_training
 from opabinia.runtime.text import plural
 
 _IMAGES = re.compile(r"image|im(g|age)s?$|photo|rgb|input|picture|frame|orig", re.IGNORECASE)
@@ -82,7 +82,7 @@ def read_maps(folder: Folder) -> Iterator[Layout]:
     if published:
         return
     places = _split_places(folder)
-    check_training(folder, {split: {} for split in places}, "expected a folder train")
+    check_training(folder, places, "expected a folder train")
     if not places:
         return
     pairs = [place for group in places.values() for place in group]
@@ -105,7 +105,7 @@ def read_maps(folder: Folder) -> Iterator[Layout]:
     used |= {name.partition("/")[0] for name in lists.values()}
     description = f"{plural(len(paths), 'segmentation map')} of {plural(len(options['classes']), 'class', 'es')}"
     description += f" in {len(pairs)} folders" if len(pairs) > len(places) else ""
-    yield make_layout(
+    yield Layout(
         "maps",
         "segmentation",
         description,
@@ -389,7 +389,7 @@ def read_map_list(folder: Folder) -> Iterator[Layout]:
     lists = _pair_lists(folder)
     if not lists:
         return
-    check_training(folder, {split: {} for split in lists}, "expected train.txt")
+    check_training(folder, lists, "expected train.txt")
     name, separator = lists["train"]
     lines = folder.head(name, 1 << 22).splitlines()
     maps = [str(folder.path / row[1].strip()) for line in lines if len(row := line.split(separator)) == 2]
@@ -401,7 +401,7 @@ def read_map_list(folder: Folder) -> Iterator[Layout]:
     }
     names = listed([*dict(lists.values())])
     description = f"pairs of images and maps of {plural(len(options['classes']), 'class', 'es')} in {names}"
-    yield make_layout("map_list", "segmentation", description, sections, notes=notes, classes=options["classes"])
+    yield Layout("map_list", "segmentation", description, sections, notes=notes, classes=options["classes"])
 
 
 def _pair_lists(folder: Folder) -> dict[str, tuple[str, str | None]]:
@@ -459,7 +459,7 @@ def _published(folder: Folder, source: str, title: str, splits: Mapping[str, str
     sections = {split: {"name": source, "root": folder.text, "split": name} for split, name in splits.items()}
     if sections:
         check_training(folder, sections, "expected the folders of its training split")
-        yield make_layout(source, "segmentation", f"images and maps in the folders of {title}", sections)
+        yield Layout(source, "segmentation", f"images and maps in the folders of {title}", sections)
 
 
 def _voc_maps(folder: Folder) -> Iterator[Layout]:
@@ -469,7 +469,7 @@ def _voc_maps(folder: Folder) -> Iterator[Layout]:
     if "train" not in lists and (other := [name for name in ("trainval", "default") if name in lists]):
         lists["train"] = other[0]
     lists = {split: name for split, name in lists.items() if split in SPLITS}
-    check_training(folder, {split: {} for split in lists}, "expected ImageSets/Segmentation/train.txt")
+    check_training(folder, lists, "expected ImageSets/Segmentation/train.txt")
     given = find_class_names(folder, [])
     if lists and given is None:
         yield from _published(folder, "voc_segmentation", "Pascal VOC", lists)
@@ -481,7 +481,7 @@ def _voc_maps(folder: Folder) -> Iterator[Layout]:
     options, notes = class_options(folder.at(place.labels), read_values(place.maps(folder)), given)
     section = place.section(folder) | options
     sections = {split: section | {"list_file": f"ImageSets/Segmentation/{name}.txt"} for split, name in lists.items()}
-    yield make_layout(
+    yield Layout(
         "maps",
         "segmentation",
         f"segmentation maps of {plural(len(options['classes']), 'class', 'es')} in the folders of Pascal VOC",

@@ -14,7 +14,7 @@ from opabinia.data.decoding.images import EXTENSIONS
 from opabinia.data.layouts.folder import ANNOTATIONS, Folder, UnreadableLayout, listed
 from opabinia.data.layouts.layout import Layout
 from opabinia.data.layouts.map_values import LOSSLESS, read_values
-from opabinia.data.layouts.readings import check_training, make_layout, with_alternatives, with_masks
+from opabinia.data.layouts.readings import check_training, with_alternatives, with_masks
 from opabinia.data.sources.mask_files import UNNAMED, Pairing, split_mask_name
 from opabinia.runtime.text import plural
 
@@ -61,7 +61,7 @@ def read_mask_files(folder: Folder) -> Iterator[Layout]:
     found = find_object_masks(folder)
     if not found:
         return
-    check_training(folder, {split: {} for split in found}, "expected a folder train")
+    check_training(folder, found, "expected a folder train")
     labels = Counter(label or UNNAMED for masks in found.values() for label in masks.labels)
     if len(labels) > max(_MAX_CLASSES, labels.total() / 2):
         raise UnreadableLayout(
@@ -74,7 +74,7 @@ def read_mask_files(folder: Folder) -> Iterator[Layout]:
     used = {masks.root or name for masks in found.values() for name in (masks.images, masks.annotations)}
     are_below = any(masks.pairing == "folder" and not masks.root for masks in found.values())  # all folders are used
     notes = folder.others([*(folder.folders if are_below else ()), *(name.partition("/")[0] for name in used)])
-    boxes = make_layout("mask_files", "detection", description, sections, notes=notes)
+    boxes = Layout("mask_files", "detection", description, sections, notes=notes)
     objects, maps = with_masks(boxes)
     yield from with_alternatives(objects, [boxes, maps])
 

@@ -14,7 +14,7 @@ from opabinia.data.layouts.folder import Folder, UnreadableLayout, listed, split
 from opabinia.data.layouts.layout import Layout
 from opabinia.data.layouts.lists import LABELS, is_image_column, parquet_types
 from opabinia.data.layouts.pairing import split_of_path
-from opabinia.data.layouts.readings import check_training, make_layout
+from opabinia.data.layouts.readings import check_training
 from opabinia.runtime.local_copies import open_file
 from opabinia.runtime.text import plural
 
@@ -39,7 +39,7 @@ def read_shards(folder: Folder) -> Iterator[Layout]:
     files = {split: names for split, names in files.items() if names}
     if not files:
         return
-    check_training(folder, {split: {} for split in files}, "expected files such as train-000.tar")
+    check_training(folder, files, "expected files such as train-000.tar")
     options = _label_field(folder, files["train"][0])
     sections = {
         split: {"name": "shards", "files": [folder.at(name) for name in names], **options}
@@ -47,7 +47,7 @@ def read_shards(folder: Folder) -> Iterator[Layout]:
     }
     count = sum(map(len, files.values()))
     used = {name.partition("/")[0] for names in files.values() for name in names}
-    yield make_layout(
+    yield Layout(
         "shards", "classification", f"images and labels in {count} tar files", sections, notes=folder.others(used)
     )
 
@@ -99,7 +99,7 @@ def read_hugging_face(folder: Folder) -> Iterator[Layout]:
         splits, first = {"train": str(_read_json(folder, "state.json").get("_split") or "train")}, folder
     else:
         return
-    check_training(folder, {split: {} for split in splits}, "expected a split train")
+    check_training(folder, splits, "expected a split train")
     features = _read_json(first, "dataset_info.json").get("features")
     columns: Mapping[str, Any] = features if isinstance(features, dict) else {}
     types = {name: str(value.get("_type")) for name, value in columns.items() if isinstance(value, dict)}
@@ -117,7 +117,7 @@ def read_hugging_face(folder: Folder) -> Iterator[Layout]:
         split: {"name": "hugging_face", "dataset": str(folder.path), "split": name, **options}
         for split, name in splits.items()
     }
-    yield make_layout("hugging_face", "classification", "a dataset saved by the datasets library", sections)
+    yield Layout("hugging_face", "classification", "a dataset saved by the datasets library", sections)
 
 
 def _read_json(folder: Folder, name: str) -> dict[str, Any]:
@@ -156,14 +156,14 @@ def read_parquet(folder: Folder) -> Iterator[Layout]:
     files: dict[str, list[str]] = defaultdict(list)
     for name in names:
         files[split_of_path(name) or "train"].append(folder.at(name))
-    check_training(folder, {split: {} for split in files}, "expected files such as train-00000.parquet")
+    check_training(folder, files, "expected files such as train-00000.parquet")
     options = {key: name for key, name in (("image", images[0]), ("label", labels[0])) if key != name}
     sections: dict[str, dict[str, Any]] = {
         split: {"name": "parquet_images", "files": paths, **options} for split, paths in files.items()
     }
     description = f"images and labels in {plural(len(names), 'parquet file')}"
     notes = folder.others([name.partition("/")[0] for name in names])
-    yield make_layout("parquet", "classification", description, sections, notes=notes)
+    yield Layout("parquet", "classification", description, sections, notes=notes)
 
 
 # --- idx files --------------------------------------------------------------------------------------------------------
@@ -186,4 +186,4 @@ def read_idx(folder: Folder) -> Iterator[Layout]:
             raise UnreadableLayout(f"{folder.text} has {images.format(prefix)}, and no {labels.format(prefix)}")
     sections = {split: {"name": "idx", "root": folder.text, "split": split} for split in found}
     check_training(folder, sections, f"expected {images.format('train')}")
-    yield make_layout("idx", "classification", "images and labels in idx files", sections)
+    yield Layout("idx", "classification", "images and labels in idx files", sections)

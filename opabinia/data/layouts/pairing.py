@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from opabinia.data.decoding.images import EXTENSIONS
@@ -142,3 +142,25 @@ def images_of(folder: Folder, place: str, suffix: str, base: str) -> str | None:
         if most == len(stems):
             break
     return best
+
+
+def paired_folders(folder: Folder, suffix: str, holds: Callable[[Folder], bool]) -> dict[str, tuple[str, str]]:
+    """Return the folder of the images, and that of the annotation files with the names of these, of each split.
+
+    Args:
+        folder: that all others are below.
+        suffix: of the annotation files.
+        holds: whether a folder with files of this suffix has annotations.
+
+    Raises:
+        UnreadableLayout: there are several, and their names do not say which split each is.
+    """
+    found: dict[str, tuple[str, str]] = {}
+    for place in folder.places((suffix,)) if folder.only is None else ():
+        images = images_of(folder, place, suffix, above(place)) if holds(folder.sub(place)) else None
+        if images is not None:
+            split = split_of_path(place) or split_of_path(images) or "train"
+            if split in found:
+                raise several(folder, [found[split][0], images])
+            found[split] = images, place
+    return found

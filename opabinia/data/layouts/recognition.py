@@ -259,7 +259,7 @@ def _choose(
 def _without_labels(layout: Layout) -> Layout:
     """Return the reading of the images alone."""
     unlabeled = convert(layout, "selfsup", lambda section: {"name": "unlabeled", "source": section})
-    return replace(unlabeled, description=f"{layout.description}, without labels", classes=(), notes=())
+    return replace(unlabeled, description=f"{layout.description}, without labels", notes=(), classes=())
 
 
 def _commands(

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from opabinia.data.layouts.folder import Folder, listed, split_in
-from opabinia.data.layouts.layout import Layout
-from opabinia.data.layouts.pairing import Place, above, check_alone, images_of, locate, several, split_of_path
-from opabinia.data.layouts.readings import Sections, check_training, make_layout
+from opabinia.data.layouts.layout import Layout, Section, Sections
+from opabinia.data.layouts.pairing import Place, check_alone, locate, paired_folders, several
+from opabinia.data.layouts.readings import check_training
 from opabinia.data.sources.text_boxes import VISDRONE_CLASSES
 from opabinia.runtime.text import plural
 
@@ -26,7 +26,7 @@ def read_kitti(folder: Folder) -> Iterator[Layout]:
     Raises:
         UnreadableLayout: there is nothing to train on, or the names of folders do not say which split each is.
     """
-    places = _places(folder, _KITTI)
+    places = paired_folders(folder, ".txt", _holds(_KITTI))
     if not places:
         return
     classes = sorted(
@@ -54,7 +54,7 @@ def read_visdrone(folder: Folder) -> Iterator[Layout]:
     Raises:
         UnreadableLayout: there is nothing to train on, or the names of folders do not say which split each is.
     """
-    places = _places(folder, _VISDRONE)
+    places = paired_folders(folder, ".txt", _holds(_VISDRONE))
     sections = {
         split: {"name": "visdrone", "root": folder.text, "images": images, "labels": labels}
         for split, (images, labels) in places.items()
@@ -81,7 +81,7 @@ def read_wider_face(folder: Folder) -> Iterator[Layout]:
             if split in found:
                 raise several(folder, [found[split][0], file])
             found[split] = file, place
-    sections: Sections = {
+    sections: dict[str, Section] = {
         split: {"name": "wider_face", "root": folder.at(place.root), "file": folder.at(file)}
         for split, (file, place) in found.items()
     }
@@ -89,7 +89,7 @@ def read_wider_face(folder: Folder) -> Iterator[Layout]:
         check_training(folder, sections, "expected wider_face_train_bbx_gt.txt")
         used = [part.partition("/")[0] for file, place in found.values() for part in (file, place.root)]
         notes = folder.others(used)
-        yield make_layout("wider_face", "detection", "faces in WIDER FACE's format", sections, notes=notes)
+        yield Layout("wider_face", "detection", "faces in WIDER FACE's format", sections, notes=notes)
 
 
 def _layout(
@@ -102,26 +102,15 @@ def _layout(
     check_training(folder, sections, "expected a folder train")
     used = [place.partition("/")[0] for pair in places.values() for place in pair]
     check_alone(folder, used)
-    return make_layout(name, "detection", description, sections, notes=folder.others(used))
+    return Layout(name, "detection", description, sections, notes=folder.others(used))
 
 
-def _places(folder: Folder, line: re.Pattern[str]) -> dict[str, tuple[str, str]]:
-    """Return the folders of images and of text files with such lines of each split.
+def _holds(line: re.Pattern[str]) -> Callable[[Folder], bool]:
+    """Return a function that returns whether the first text files in a folder have such lines."""
 
-    Raises:
-        UnreadableLayout: there are several, and their names do not say which split each is.
-    """
-    found: dict[str, tuple[str, str]] = {}
-    for labels in folder.places((".txt",)) if folder.only is None else ():
-        inner = folder.sub(labels)
-        lines = [
-            text for name in inner.named(".txt")[:_FILES] for text in inner.head(name).splitlines() if text.strip()
-        ]
-        images = images_of(folder, labels, ".txt", above(labels)) if lines and all(map(line.fullmatch, lines)) else None
-        if images is None:
-            continue
-        split = split_of_path(labels) or "train"
-        if split in found:
-            raise several(folder, [found[split][1], labels])
-        found[split] = images, labels
-    return found
+    def holds(folder: Folder) -> bool:
+        texts = [text for name in folder.named(".txt")[:_FILES] for text in folder.head(name).splitlines()]
+        lines = [text for text in texts if text.strip()]
+        return bool(lines) and all(map(line.fullmatch, lines))
+
+    return holds

@@ -9,11 +9,11 @@ from dataclasses import replace
 from typing import Any
 
 from opabinia.data.decoding.images import EXTENSIONS
+from opabinia.data.layouts.class_names import CLASS_FILES, ClassNames, find_class_names
 from opabinia.data.layouts.folder import SPLITS, Folder, UnreadableLayout, listed, split_in
 from opabinia.data.layouts.layout import Layout
-from opabinia.data.layouts.pairing import above, check_alone, images_of, several, split_of_path
-from opabinia.data.layouts.readings import check_training, convert, make_layout, with_alternatives, with_masks
-from opabinia.data.sources.list_files import read_lines
+from opabinia.data.layouts.pairing import above, check_alone, paired_folders
+from opabinia.data.layouts.readings import check_training, convert, with_alternatives, with_masks
 from opabinia.data.sources.yolo import KeypointShape, label_file, read_data_yaml, read_keypoint_shape
 from opabinia.runtime.text import plural
 
@@ -24,7 +24,6 @@ _SAMPLED = 50
 _READ = 20_000
 """Label files that are read to collect the names or numbers of all classes."""
 _LINE = re.compile(r"\d+(\s+-?[\d.]+(e-?\d+)?){4,}\s*", re.IGNORECASE)
-_CLASS_FILES = ("classes.txt", "obj.names", "labels.txt", "labels/classes.txt", "class_names.txt", "names.txt")
 
 
 def read_yolo(folder: Folder) -> Iterator[Layout]:
@@ -87,7 +86,7 @@ def _read_yaml(folder: Folder, file: str, name: str) -> Iterator[Layout]:
     used = [os.path.normpath(place).partition("/")[0] for found in places.values() for place in found]
     notes += folder.others([file, "images", "labels", *used])
     description = f"boxes of {plural(len(names), 'class', 'es')} in YOLO's format ({file})"
-    layout = make_layout(name, "detection", description, sections, notes=notes)
+    layout = Layout(name, "detection", description, sections, notes=notes)
     shape = read_keypoint_shape(folder.path / file, content)
     yield from _shapes(layout, lines) if shape is None else _keypoints(layout, shape)
 
@@ -162,7 +161,9 @@ def _read_folders(folder: Folder) -> Iterator[Layout]:
     """Yield the reading of images with label files, in the folders ``images`` and ``labels``, or beside each other."""
     places, labels = _image_folders(folder), dict[str, str]()
     if not places:
-        places, labels = _paired_folders(folder)
+        pairs = paired_folders(folder, ".txt", _holds_labels)
+        places = {split: images for split, (images, _) in pairs.items()}
+        labels = {split: place for split, (_, place) in pairs.items()}
     if not places:
         return
     first = "train" if "train" in places else next(iter(places))
@@ -174,17 +175,23 @@ def _read_folders(folder: Folder) -> Iterator[Layout]:
         lines = _sample_lines(folder, places[first])
     if not lines or not all(_LINE.fullmatch(line) for line in lines):
         return
-    check_training(folder, {split: {} for split in places}, "expected a folder train")
-    names, note = _class_names(folder, list(places.values()), list(labels.values()))
+    check_training(folder, places, "expected a folder train")
+    near = list(places.values()), list(labels.values())
+    used = [place.partition("/")[0] for place in [*places.values(), *labels.values()]]
+    if given := _class_names(folder, *near):
+        names, note = list(given[0][0]), []
+        used.append(given[1].partition("/")[0])
+    else:
+        names = [f"class_{number}" for number in range(_count_classes(folder, *near))]
+        note = [f"no file has the names of the classes; classes.txt in {folder.text} would, with a name per line"]
     sections = {
         split: {"name": "yolo", "data": folder.at(place), "root": folder.text, "names": names}
         | ({"labels": labels[split]} if labels else {})
         for split, place in places.items()
     }
-    used = [place.partition("/")[0] for place in [*places.values(), *labels.values()]]
     check_alone(folder, used)
     used += ["images", "labels", *folder.splits.values()]
-    layout = make_layout(
+    layout = Layout(
         "yolo",
         "detection",
         f"boxes of {plural(len(names), 'class', 'es')} in YOLO's format, without a data.yaml",
@@ -213,51 +220,26 @@ def _image_folders(folder: Folder) -> dict[str, str]:
     return {split: place for split, place in found.items() if _sample_lines(folder, place)}
 
 
-def _paired_folders(folder: Folder) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the folder of images of each split, and of its label files, for any names of folders.
-
-    Raises:
-        UnreadableLayout: there are several, and their names do not say which split each is.
-    """
-    found: dict[str, tuple[str, str]] = {}
-    labels = [place for place in folder.places((".txt",)) if _holds_labels(folder.sub(place))]
-    for place in labels:
-        images = images_of(folder, place, ".txt", above(place))
-        if images is None:
-            continue
-        split = split_of_path(place) or split_of_path(images) or "train"
-        if split in found:
-            raise several(folder, [images, found[split][0]])
-        found[split] = images, place
-    return {split: pair[0] for split, pair in found.items()}, {split: pair[1] for split, pair in found.items()}
-
-
 def _holds_labels(folder: Folder) -> bool:
     """Return whether the first text files have lines of YOLO's format."""
-    names = [name for name in folder.named(".txt") if name.lower() not in _CLASS_FILES]
+    names = [name for name in folder.named(".txt") if name.lower() not in CLASS_FILES]
     lines = [line for name in names[:20] for line in _lines(str(folder.path / name))[:20]]
     return bool(lines) and all(_LINE.fullmatch(line) for line in lines)
 
 
-def _class_names(folder: Folder, places: Sequence[str], labels: Sequence[str] = ()) -> tuple[list[str], list[str]]:
-    """Return the names of the classes, and a remark if no file has them.
+def _class_names(folder: Folder, places: Sequence[str], labels: Sequence[str]) -> tuple[ClassNames, str] | None:
+    """Return the names of the classes, and the file that has them, next to images or label files; None without one.
 
     Raises:
         UnreadableLayout: the file cannot be read.
     """
-    parents = [place.rpartition("/")[0] for place in places]
-    near = [f"{parent}/{name}".lstrip("/") for parent in parents for name in ("classes.txt", "obj.names")]
-    darknet = [
-        f"{parent}/{name}".lstrip("/") for parent in [*parents, ""] for name in folder.sub(parent).named(".names")
-    ]
-    inside = [f"{place}/classes.txt".lstrip("/") for place in [*places, *labels]]
-    of_labels = [f"{place.replace('images', 'labels', 1)}/classes.txt" for place in places]
-    file = next((name for name in [*_CLASS_FILES, *near, *inside, *of_labels, *darknet] if folder.has(name)), None)
-    if file is not None:
-        try:
-            return [line for _, line in read_lines(folder.path / file)], []
-        except ValueError as error:
-            raise UnreadableLayout(str(error)) from error
+    of_labels = [place.replace("images", "labels", 1) for place in places]
+    near = ["labels", *map(above, places), *places, *labels, *of_labels]
+    return find_class_names(folder, [place for place in near if os.path.isdir(folder.path / place)])
+
+
+def _count_classes(folder: Folder, places: Sequence[str], labels: Sequence[str]) -> int:
+    """Return the number of classes by the largest number in the label files."""
     files = [
         _label_path(folder, place, image)
         for place in ([] if labels else places)
@@ -265,9 +247,7 @@ def _class_names(folder: Folder, places: Sequence[str], labels: Sequence[str] = 
     ]
     files += [str(folder.path / place / name) for place in labels for name in folder.sub(place).named(".txt")[:_READ]]
     numbers = (line.split()[0] for file in files for line in _lines(file) if _LINE.fullmatch(line))
-    largest = max(map(int, numbers), default=0)
-    note = f"no file has the names of the classes; classes.txt in {folder.text} would, with a name per line"
-    return [f"class_{number}" for number in range(largest + 1)], [note]
+    return max(map(int, numbers), default=0) + 1
 
 
 # --- DOTA -------------------------------------------------------------------------------------------------------------
@@ -283,7 +263,7 @@ def read_dota(folder: Folder) -> Iterator[Layout]:
         places = {"train": ""}
     if not places:
         return
-    check_training(folder, {split: {} for split in places}, "expected a folder train")
+    check_training(folder, places, "expected a folder train")
     classes: set[str] = set()
     for place in places.values():
         labels = folder.sub(place).sub(_label_folder(folder.sub(place)) or "")
@@ -295,7 +275,7 @@ def read_dota(folder: Folder) -> Iterator[Layout]:
         section = {"name": "dota", "root": folder.at(place), "labels": labels_name, "classes": sorted(classes)}
         sections[split] = section
     notes = folder.others([*places.values(), "images", "labelTxt", "annfiles"])
-    yield make_layout(
+    yield Layout(
         "dota",
         "detection",
         f"oriented boxes of {plural(len(classes), 'class', 'es')} in DOTA's format: {listed(sorted(classes))}",

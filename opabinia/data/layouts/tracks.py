@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from opabinia.data.layouts.folder import Folder, UnreadableLayout, listed, split_in
-from opabinia.data.layouts.layout import Layout
+from opabinia.data.layouts.layout import Layout, Sections
 from opabinia.data.layouts.pairing import check_alone
-from opabinia.data.layouts.readings import Sections, check_training, make_layout, with_alternatives
+from opabinia.data.layouts.readings import check_training, with_alternatives
 from opabinia.runtime.text import plural
 
 _EVERY = 5
@@ -59,8 +59,8 @@ def read_tracks(folder: Folder) -> Iterator[Layout]:
     used = _used(root) if root else [places[split].partition("/")[0] for split in found]
     check_alone(folder, used)
     notes += folder.others(used)
-    layout = make_layout("tracks", "detection", description, sections, notes=notes)
-    yield from with_alternatives(layout, [make_layout("tracks", "reid", description, _crops(sections), notes=notes)])
+    layout = Layout("tracks", "detection", description, sections, notes=notes)
+    yield from with_alternatives(layout, [Layout("tracks", "reid", description, _crops(sections), notes=notes)])
 
 
 def _videos(folder: Folder) -> tuple[str, list[str]] | None:

@@ -11,7 +11,7 @@ from typing import Any
 from opabinia.data.layouts.folder import Folder, UnreadableLayout, listed
 from opabinia.data.layouts.layout import Layout
 from opabinia.data.layouts.pairing import above, locate, split_of_path
-from opabinia.data.layouts.readings import check_training, make_layout, with_alternatives, with_masks
+from opabinia.data.layouts.readings import check_training, with_alternatives, with_masks
 from opabinia.data.sources.file_names import sort_names
 from opabinia.data.sources.via import ViaImage, read_via, region_class
 from opabinia.runtime.text import plural
@@ -43,7 +43,7 @@ def read_via_files(folder: Folder) -> Iterator[Layout]:
         if len(group) > 1:
             names = listed([folder.at(name) for name, _ in group])
             raise UnreadableLayout(f"{names} are files of VIA with other regions; remove or rename all but one")
-    check_training(folder, {split: {} for split in files}, "expected a folder train")
+    check_training(folder, files, "expected a folder train")
     attribute, notes = _attribute([image for _, images in files.values() for image in images])
     regions = [attributes for _, images in files.values() for image in images for _, attributes in image.regions]
     names_of_classes = {region_class(attributes, attribute) for attributes in regions} if attribute else {"object"}
@@ -58,7 +58,7 @@ def read_via_files(folder: Folder) -> Iterator[Layout]:
     used += [
         str(section["root"]).removeprefix(folder.text).strip("/").partition("/")[0] for section in sections.values()
     ]
-    layout = make_layout(
+    layout = Layout(
         "via",
         "detection",
         description,

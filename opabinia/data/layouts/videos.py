@@ -13,7 +13,7 @@ from opabinia.data.decoding.video import EXTENSIONS as VIDEOS
 from opabinia.data.layouts.folder import Folder, listed, split_in
 from opabinia.data.layouts.layout import Layout
 from opabinia.data.layouts.lists import LABELS
-from opabinia.data.layouts.readings import check_training, make_layout
+from opabinia.data.layouts.readings import check_training
 from opabinia.data.sources.file_names import sort_names
 from opabinia.data.sources.packed_videos import INDEX_FILE
 
@@ -39,7 +39,7 @@ def read_video_lists(folder: Folder) -> Iterator[Layout]:
     names = [name for name, _, _ in lists.values()]
     kind = "folders of frames" if sections["train"]["name"] == "frame_folders" else "videos"
     notes = folder.others([*names, *folder.folders])
-    yield make_layout("video_list", "video", f"{kind} and labels listed in {listed(names)}", sections, notes=notes)
+    yield Layout("video_list", "video", f"{kind} and labels listed in {listed(names)}", sections, notes=notes)
 
 
 def _list_section(folder: Folder, name: str) -> tuple[dict[str, Any], set[str]] | None:
@@ -99,4 +99,4 @@ def read_packed_videos(folder: Folder) -> Iterator[Layout]:
     if places:
         sections = {split: {"name": "packed_videos", "root": folder.at(name)} for split, name in places.items()}
         check_training(folder, sections, "expected a folder train")
-        yield make_layout("packed_videos", "video", "videos packed by opabinia data pack", sections)
+        yield Layout("packed_videos", "video", "videos packed by opabinia data pack", sections)

@@ -17,6 +17,7 @@ from opabinia.config import register
 from opabinia.contracts import Channels, InputPath
 from opabinia.contracts.masks import compress_rle, encode_rle
 from opabinia.data.decoding.images import EXTENSIONS
+from opabinia.data.file_search import find_files
 from opabinia.data.sources import annotation_errors as kinds
 from opabinia.data.sources.annotation_errors import Broken, ErrorCollector
 from opabinia.data.sources.annotation_values import (
@@ -29,9 +30,16 @@ from opabinia.data.sources.annotation_values import (
     shortened,
     text,
 )
-from opabinia.data.sources.detection_base import AnnotatedImages, DetectionListing, Empty, build_source, pick_classes
+from opabinia.data.sources.detection_base import (
+    AnnotatedImages,
+    DetectionListing,
+    Empty,
+    build_source,
+    given_classes,
+    pick_classes,
+)
 from opabinia.data.sources.file_names import printable
-from opabinia.data.sources.folder import existing_folder, find_files
+from opabinia.data.sources.folder import existing_folder
 from opabinia.data.sources.list_files import existing_file
 from opabinia.data.sources.voc import parse_xml
 
@@ -98,9 +106,7 @@ def labelme(
     files = find_files(root, annotations, [".json"])
     if not files:
         raise ValueError(f"{root / annotations} has no JSON files")
-    if classes is not None:
-        pick_classes(root, classes, None)
-    listing = DetectionListing(file=root, root=root, classes=classes or (), masks=masks, noun="object")
+    listing = DetectionListing(file=root, root=root, classes=given_classes(root, classes), masks=masks, noun="object")
     seen: set[bytes] = set()
     for file in map(os.fsdecode, files):
         content = _read_labelme(root, file, images, listing.errors)

@@ -14,7 +14,7 @@ from opabinia.contracts import Channels, InputPath
 from opabinia.data.sources import annotation_errors as kinds
 from opabinia.data.sources.annotation_errors import Broken
 from opabinia.data.sources.annotation_values import parse_number, shortened
-from opabinia.data.sources.detection_base import AnnotatedImages, DetectionListing, Empty, build_source, pick_classes
+from opabinia.data.sources.detection_base import AnnotatedImages, DetectionListing, Empty, build_source, given_classes
 from opabinia.data.sources.list_files import cell_text, listed_path, read_rows
 
 Corners = Literal["corners", "corner_size", "center_size"]
@@ -84,9 +84,9 @@ def box_list(
         ValueError: a column is missing, a row is incomplete, or there are errors that ``broken`` does not allow.
     """
     file = file.expanduser()
-    if classes is not None:
-        pick_classes(file, classes, None)
-    listing = DetectionListing(file=file, root=(root or file.parent).expanduser(), classes=classes or (), noun="row")
+    listing = DetectionListing(
+        file=file, root=(root or file.parent).expanduser(), classes=given_classes(file, classes), noun="row"
+    )
     columns = _Columns(path, prefix, suffix, label, box or _USUAL, split, split_column, (classes or ["object"])[0])
     for image, number, name, values in _read_boxes(listing, columns, header, separator, objects):
         scale = listing.sizes[image, ::-1].tolist() * 2 if relative else [1.0] * 4

@@ -18,6 +18,7 @@ from opabinia.data.sample_keys import GROUND_TRUTH_KEYS
 from opabinia.data.sources.file_names import short_digest
 from opabinia.data.sources.labels import check_class
 from opabinia.data.sources.wrapper import relabel, select_samples
+from opabinia.runtime.text import first_of
 
 
 class ConcatBase(Source):
@@ -276,9 +277,9 @@ def _check_same_kind(first: Source, other: Source, number: int, names: list[str]
         missing = [name for name in expected if name not in names]
         new = [name for name in names if name not in expected]
         differences.append(
-            f"has other classes than expected (missing: {_shorten(missing)}; new: {_shorten(new)}; the order counts); "
-            "classes: union unites them by name, class_map renames them, unlabeled around each source takes the images "
-            "alone"
+            f"has other classes than expected (missing: {first_of(missing) or 'none'}; new: {first_of(new) or 'none'}; "
+            "the order counts); classes: union unites them by name, class_map renames them, unlabeled around each "
+            "source takes the images alone"
         )
     if first.info.multi_label != other.info.multi_label:
         differences.append("has another kind of labels (one or several) than the first one")
@@ -288,8 +289,3 @@ def _check_same_kind(first: Source, other: Source, number: int, names: list[str]
             differences.append(f"has {name}: {own}, the first one {wanted}")
     if differences:
         raise ValueError(f"sources.{number} " + "; it ".join(differences))
-
-
-def _shorten(names: Sequence[str]) -> str:
-    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-    return ", ".join(names[:5]) + more or "none"

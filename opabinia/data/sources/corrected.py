@@ -29,13 +29,11 @@ from opabinia.data.sources.file_names import short_digest
 from opabinia.data.sources.labels import check_class, multi_hot
 from opabinia.data.sources.list_files import read_rows
 from opabinia.data.sources.tool_classes import read_image_classes
-from opabinia.data.sources.wrapper import Wrapper, relabel, select_samples
-from opabinia.runtime.text import plural
+from opabinia.data.sources.wrapper import Wrapper, find_ids, relabel, select_samples
+from opabinia.runtime.text import first_of, plural
 
 REMOVED = "-"
 """Correction of a sample that belongs to no class: it is removed."""
-
-_SHOWN = 5
 
 
 @register.source
@@ -113,21 +111,13 @@ def _find(where: object, names: Iterable[str], source: Source) -> dict[str, int]
     Raises:
         ValueError: some are not in the source.
     """
-    missing, indices = dict.fromkeys(names), dict[str, int]()
-    for index in range(len(source)):
-        if not missing:
-            break
-        sample_id = source.id(index)
-        name = next((name for name in (sample_id, f"{sample_id}.png") if name in missing), None)
-        if name is not None:
-            del missing[name]
-            indices[name] = index
-    if missing:
-        more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
-        count = plural(len(missing) + len(indices), "corrected sample")
+    wanted = list(names)
+    indices = find_ids(source, wanted, ("", ".png"))
+    if missing := [name for name in wanted if name not in indices]:
+        count = plural(len(wanted), "corrected sample")
         raise ValueError(
             f"{where}: {len(missing)} of {count} {'is' if len(missing) == 1 else 'are'} not in the source: "
-            f"{', '.join(list(missing)[:_SHOWN])}{more}"
+            f"{first_of(missing)}"
         )
     return indices
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import os
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -501,9 +502,18 @@ def pick_classes(file: object, names: Sequence[str], classes: Sequence[str] | No
     """
     if not names:
         raise ValueError(f"{file} has no classes")
-    if duplicate := next((name for index, name in enumerate(names) if name in names[:index]), None):
-        raise ValueError(f"{file} has two classes called {duplicate!r}")
+    if duplicates := [name for name, count in Counter(names).items() if count > 1]:
+        raise ValueError(f"{file} has two classes called {duplicates[0]!r}")
     return select_classes(file, names, classes)
+
+
+def given_classes(file: object, classes: Sequence[str] | None) -> Sequence[str]:
+    """Return the classes that a config gives, for a listing; none if it gives none.
+
+    Raises:
+        ValueError: the list is empty, or has a duplicate.
+    """
+    return () if classes is None else [classes[index] for index in pick_classes(file, classes, None)]
 
 
 def check_not_both(masks: bool, oriented: bool) -> None:

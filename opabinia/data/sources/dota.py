@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from opabinia.config import register
 from opabinia.contracts import Channels, InputPath
+from opabinia.data.file_search import list_images
 from opabinia.data.sources import annotation_errors as kinds
 from opabinia.data.sources.annotation_errors import Broken, check_errors
 from opabinia.data.sources.annotation_values import parse_number, shortened, text
@@ -15,10 +16,10 @@ from opabinia.data.sources.detection_base import (
     DetectionListing,
     Empty,
     build_source,
-    pick_classes,
+    given_classes,
     read_label_file,
 )
-from opabinia.data.sources.folder import existing_folder, image_files
+from opabinia.data.sources.folder import existing_folder
 
 
 @register.source
@@ -55,11 +56,10 @@ def dota(
     """
     root = existing_folder(root, f"root is the folder that holds images and {labels}")
     folder = existing_folder(root / labels, "labels is a folder below root")
-    entries = sorted(os.listdir(os.fsencode(existing_folder(root / "images"))))
-    images = [os.path.join(b"images", name) for name in image_files(entries)]
-    if classes is not None:
-        pick_classes(folder, classes, None)
-    listing = DetectionListing(file=folder, root=root, classes=classes or (), oriented=True, noun="line")
+    images = [os.path.join(b"images", name) for name in list_images(existing_folder(root / "images"))]
+    listing = DetectionListing(
+        file=folder, root=root, classes=given_classes(folder, classes), oriented=True, noun="line"
+    )
     for name in images:
         label_file = os.fsdecode(os.path.splitext(os.path.basename(name))[0]) + ".txt"
         lines = read_label_file(folder, label_file, listing.errors)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -14,7 +14,7 @@ from opabinia.config import register
 from opabinia.contracts import Channels, Indices, InputPath, SourceInfo
 from opabinia.contracts.ranges import Fraction
 from opabinia.data.decoding.images import EXTENSIONS
-from opabinia.data.decoding.values import ARRAY_EXTENSIONS
+from opabinia.data.file_search import find_files, list_images
 from opabinia.data.sources.file_names import decode_name, short_digest
 from opabinia.data.sources.labels import class_indices, select_classes
 from opabinia.data.sources.list_files import raise_for_invalid, read_lines
@@ -89,7 +89,7 @@ def named_images(
         ValueError: the folder is missing or has no images, a name has no class, or a class has no image.
     """
     root = existing_folder(root, "root is the folder that holds the images")
-    names = sorted(image_files(os.listdir(os.fsencode(root))))
+    names = list_images(root)
     pattern = NAMED_CLASS if position == "start" else CLASS_AT_END
     matches = [pattern.fullmatch(decode_name(os.path.splitext(name)[0])) for name in names]
     if not names:
@@ -232,60 +232,3 @@ def select_listed(file: Path, names: Sequence[bytes]) -> set[bytes]:
 
 _LABEL = re.compile(r"[\s,;]+[^\s,;/]*$")
 """A label after a path."""
-
-
-def is_image_file(name: bytes) -> bool:
-    """Return whether a file name has the suffix of an image."""
-    return name.lower().endswith(_IMAGE_SUFFIXES)
-
-
-_IMAGE_SUFFIXES = tuple(map(os.fsencode, EXTENSIONS))
-_ARRAY_SUFFIXES = tuple(map(os.fsencode, ARRAY_EXTENSIONS))
-
-
-def image_files(names: Iterable[bytes]) -> list[bytes]:
-    """Return the names that have the suffix of an image; if there are none, those of NumPy arrays."""
-    names = list(names)
-    return [name for name in names if is_image_file(name)] or [
-        name for name in names if name.lower().endswith(_ARRAY_SUFFIXES)
-    ]
-
-
-def find_files(root: Path, folder: str = "", suffixes: Sequence[str] = EXTENSIONS) -> list[bytes]:
-    """Return the paths below ``root`` of all images in one of its folders, or in all, sorted by their bytes. If there
-    are none, arrays of NumPy are the images.
-
-    Symbolic links are followed unless they lead to a parent folder; hidden files are skipped.
-
-    Args:
-        root: the folder that paths are relative to.
-        folder: search only this folder below it.
-        suffixes: of the files to return, in lower case.
-
-    Raises:
-        ValueError: a folder is not readable.
-    """
-    parents = [os.stat(root)] if folder else []
-    found = list[bytes]()
-    try:
-        for searched in (suffixes, ARRAY_EXTENSIONS) if suffixes is EXTENSIONS else (suffixes,):
-            wanted = tuple(map(os.fsencode, searched))
-            found = found or sorted(_walk(os.fsencode(root), os.fsencode(folder), parents, wanted))
-        return found
-    except OSError as error:
-        raise ValueError(f"{os.fsdecode(error.filename)} cannot be searched: {error.strerror}") from error
-
-
-def _walk(root: bytes, folder: bytes, parents: list[os.stat_result], suffixes: tuple[bytes, ...]) -> Iterator[bytes]:
-    status = os.stat(os.path.join(root, folder))
-    if any(os.path.samestat(status, parent) for parent in parents):
-        return
-    with os.scandir(os.path.join(root, folder)) as entries:
-        for entry in entries:
-            name = os.path.join(folder, entry.name)
-            if entry.name.startswith(b"."):
-                continue
-            if entry.is_dir():
-                yield from _walk(root, name, [*parents, status], suffixes)
-            elif entry.name.lower().endswith(suffixes):
-                yield name

@@ -14,8 +14,9 @@ from annotated_types import Ge
 
 from opabinia.config import register
 from opabinia.contracts import Channels, Count, InputPath
+from opabinia.data.file_search import find_files
 from opabinia.data.sources.file_names import decode_name
-from opabinia.data.sources.folder import ImageFolder, existing_folder, find_files, list_class_folders
+from opabinia.data.sources.folder import ImageFolder, existing_folder, list_class_folders
 from opabinia.data.sources.list_files import match_names, raise_for_invalid, read_fields, read_lines
 from opabinia.data.sources.named import ImageFiles
 from opabinia.data.sources.reid_base import (

@@ -18,7 +18,7 @@ from opabinia.data.sources import annotation_errors as kinds
 from opabinia.data.sources.annotation_errors import Broken
 from opabinia.data.sources.annotation_tools import Polygon
 from opabinia.data.sources.annotation_values import image_size, numbers, shortened, text
-from opabinia.data.sources.detection_base import AnnotatedImages, DetectionListing, Empty, build_source, pick_classes
+from opabinia.data.sources.detection_base import AnnotatedImages, DetectionListing, Empty, build_source, given_classes
 from opabinia.data.sources.file_names import printable
 from opabinia.data.sources.folder import existing_folder
 from opabinia.data.sources.list_files import read_json
@@ -59,9 +59,7 @@ def label_studio(
         ValueError: the file is no such export, or has errors that ``broken`` does not allow.
     """
     root = existing_folder(root, "root is the folder that holds the images")
-    if classes is not None:
-        pick_classes(file, classes, None)
-    listing = DetectionListing(file=file, root=root, classes=classes or (), masks=masks, noun="region")
+    listing = DetectionListing(file=file, root=root, classes=given_classes(file, classes), masks=masks, noun="region")
     seen: set[str] = set()
     for image, results in submitted_tasks(file):
         name = _find_image(root, image)

@@ -35,9 +35,13 @@ def select_classes(where: object, names: Sequence[str], classes: Sequence[str] |
     Raises:
         ValueError: a class is unknown or listed twice; the text begins with ``where``.
     """
-    for name in classes or ():
-        check_class(where, name, names)
-    return [names.index(name) for name in (names if classes is None else class_indices(classes))]
+    if classes is None:
+        return list(range(len(names)))
+    index_of = {name: index for index, name in enumerate(names)}
+    for name in classes:
+        if name not in index_of:
+            check_class(where, name, names)
+    return [index_of[name] for name in class_indices(classes)]
 
 
 def check_class(where: object, name: str, classes: Sequence[str]) -> None:

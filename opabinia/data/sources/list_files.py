@@ -180,8 +180,12 @@ def read_text(file: Path) -> str:
     Raises:
         ValueError: it is missing or cannot be read.
     """
-    with errors_in(f"{file} cannot be read: ", OSError, UnicodeDecodeError):
-        return existing_file(file).read_text(encoding="utf-8-sig")
+    with errors_in(f"{file} cannot be read: ", OSError):
+        content = existing_file(file).read_bytes()
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file} is not UTF-8: {error.reason} at byte {error.start}") from error
 
 
 def read_json(file: Path) -> Any:

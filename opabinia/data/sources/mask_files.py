@@ -16,12 +16,13 @@ import numpy as np
 from opabinia.config import register
 from opabinia.contracts import Channels, InputPath
 from opabinia.contracts.masks import compressed_mask
+from opabinia.data.file_search import find_files
 from opabinia.data.sources import annotation_errors as kinds
 from opabinia.data.sources.annotation_errors import Broken, ErrorCollector
 from opabinia.data.sources.annotation_values import errors_in
-from opabinia.data.sources.detection_base import AnnotatedImages, DetectionListing, Empty, build_source, pick_classes
+from opabinia.data.sources.detection_base import AnnotatedImages, DetectionListing, Empty, build_source, given_classes
 from opabinia.data.sources.file_names import decode_name
-from opabinia.data.sources.folder import existing_folder, find_files
+from opabinia.data.sources.folder import existing_folder
 from opabinia.data.sources.segmentation_base import read_map
 from opabinia.runtime.resources import cores
 
@@ -70,9 +71,7 @@ def mask_files(
             there are errors that ``broken`` does not allow.
     """
     root = existing_folder(root, f"root is the folder that holds {images} and {annotations}")
-    if classes is not None:
-        pick_classes(root, classes, None)
-    listing = DetectionListing(file=root, root=root, classes=classes or (), masks=masks, noun="mask")
+    listing = DetectionListing(file=root, root=root, classes=given_classes(root, classes), masks=masks, noun="mask")
     pair = _pair_by_name if pairing == "name" else _pair_by_folder
     pairs = pair(root, images, annotations, listing.errors)
     for name in pairs:

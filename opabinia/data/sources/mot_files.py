@@ -23,7 +23,8 @@ from opabinia.data.sources.annotation_values import (
     shortened,
 )
 from opabinia.data.sources.annotation_values import text as checked_name
-from opabinia.data.sources.track_rows import BoxTable, TrackFiles, Videos, VideoTracks, list_frames, read_text
+from opabinia.data.sources.list_files import read_text
+from opabinia.data.sources.track_rows import BoxTable, TrackFiles, Videos, VideoTracks, list_frames
 from opabinia.runtime.text import plural
 
 CLASSES = (

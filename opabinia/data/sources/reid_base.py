@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from opabinia.contracts import Channels, SourceInfo
 from opabinia.data.decoding.images import EXTENSIONS
+from opabinia.data.file_search import list_images
 from opabinia.data.sources.file_names import decode_name, sort_names
-from opabinia.data.sources.folder import existing_folder, image_files
+from opabinia.data.sources.folder import existing_folder
 from opabinia.data.sources.list_files import check_files_exist, raise_for_invalid
 from opabinia.data.sources.named import ImageFiles
 
@@ -241,8 +242,7 @@ def read_folders(
 def _read_folder(root: Path, folder: str, cameras: int) -> list[ReidImage]:
     """Read the images of one folder; hidden files and subfolders are ignored."""
     path = existing_folder(root / folder)
-    with os.scandir(os.fsencode(path)) as entries:
-        names = sorted(image_files(entry.name for entry in entries if not entry.name.startswith(b".")))
+    names = list_images(path)
     if not names:
         raise ValueError(f"{path} has no images ({', '.join(EXTENSIONS)})")
     images: list[ReidImage] = []

@@ -17,11 +17,12 @@ from PIL import Image
 from opabinia.config import register
 from opabinia.contracts import IGNORE_LABEL, Channels, GroundTruthMap, Indices, InputPath, Sample, SourceInfo
 from opabinia.data.decoding.images import EXTENSIONS, read_image
+from opabinia.data.file_search import find_files
 from opabinia.data.sources import annotation_errors as kinds
 from opabinia.data.sources.annotation_errors import ErrorCollector, ErrorGroup, check_errors
 from opabinia.data.sources.annotation_values import check_below_root
 from opabinia.data.sources.file_names import FileNames, short_digest
-from opabinia.data.sources.folder import existing_folder, find_files
+from opabinia.data.sources.folder import existing_folder
 from opabinia.data.sources.image_headers import files_exist, read_sizes
 from opabinia.data.sources.labels import check_class
 from opabinia.data.sources.list_files import raise_for_invalid, read_lines

@@ -19,11 +19,9 @@ from opabinia.contracts import Batch, Count, Indices, InputPath, Sample, Source,
 from opabinia.data.sources.wrapper import Wrapper, select_samples
 from opabinia.runtime.files import disk_errors, write_atomic
 from opabinia.runtime.json_files import InvalidFile, read_json
-from opabinia.runtime.text import plural
+from opabinia.runtime.text import first_of, plural
 
 _VERSION = 1
-_SHOWN = 5
-"""Missing samples that an error names."""
 
 _QUERY_EVERY = 4
 """A query for three images of the gallery: small sets of identities, too, have enough queries for a stable score."""
@@ -184,10 +182,9 @@ def find_validation(source: Source, file: Path) -> NDArray[np.bool_]:
     keys = list(source.split_keys())
     missing = sorted(wanted.difference(keys))
     if missing:
-        more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
         raise InvalidFile(
             f"{file}: {len(missing)} of its {plural(len(wanted), 'validation sample')} "
-            f"{'is' if len(missing) == 1 else 'are'} not in the data: {', '.join(missing[:_SHOWN])}{more}; "
+            f"{'is' if len(missing) == 1 else 'are'} not in the data: {first_of(missing)}; "
             "remove them from the file, or make a new split (opabinia plan)"
         )
     return np.fromiter((key in wanted for key in keys), dtype=bool, count=len(keys))

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from opabinia.config import register
 from opabinia.contracts import Channels, InputPath
+from opabinia.data.file_search import list_images
 from opabinia.data.sources import annotation_errors as kinds
 from opabinia.data.sources.annotation_errors import Broken
 from opabinia.data.sources.annotation_values import parse_number, parse_whole, shortened, text
@@ -16,10 +17,10 @@ from opabinia.data.sources.detection_base import (
     DetectionListing,
     Empty,
     build_source,
-    pick_classes,
+    given_classes,
     read_label_file,
 )
-from opabinia.data.sources.folder import existing_folder, is_image_file
+from opabinia.data.sources.folder import existing_folder
 
 
 class _Object(NamedTuple):
@@ -119,13 +120,11 @@ def _read(root: InputPath, images: str, labels: str, classes: Sequence[str] | No
     """
     root = existing_folder(root, f"root is the folder that holds {images} and {labels}")
     folder = existing_folder(root / labels, "labels is a folder below root")
-    if classes is not None:
-        pick_classes(folder, classes, None)
-    listing = DetectionListing(file=folder, root=root, classes=classes or (), noun="line")
+    listing = DetectionListing(file=folder, root=root, classes=given_classes(folder, classes), noun="line")
     prefix = os.fsencode(images)
-    for name in sorted(os.listdir(os.fsencode(existing_folder(root / images, "images is a folder below root")))):
+    for name in list_images(existing_folder(root / images, "images is a folder below root")):
         label_name = f"{os.fsdecode(os.path.splitext(name)[0])}.txt"
-        if not is_image_file(name) or not (folder / label_name).is_file():
+        if not (folder / label_name).is_file():
             continue
         image = listing.add_image(os.path.join(prefix, name))
         for number, line in enumerate(read_label_file(folder, label_name, listing.errors) or (), 1):

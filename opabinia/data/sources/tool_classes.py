@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from opabinia.data.file_search import find_files
 from opabinia.data.sources.annotation_values import errors_in, parse_json, text
 from opabinia.data.sources.label_studio import image_path, submitted_tasks
 from opabinia.data.sources.voc import parse_xml
@@ -42,7 +44,7 @@ def _read_label_studio(file: Path) -> Iterator[tuple[str, list[str]]]:
 
 
 def _read_labelme(folder: Path) -> Iterator[tuple[str, list[str]]]:
-    for file in sorted(folder.rglob("*.json")):
+    for file in (folder / os.fsdecode(name) for name in find_files(folder, suffixes=[".json"])):
         with errors_in(
             f"{file} is not a file of LabelMe: ", OSError, ValueError, LookupError, TypeError, AttributeError
         ):

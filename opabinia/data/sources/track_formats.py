@@ -23,7 +23,7 @@ from opabinia.data.sources.annotation_values import (
     text,
     whole_number,
 )
-from opabinia.data.sources.list_files import existing_file
+from opabinia.data.sources.list_files import existing_file, read_text
 from opabinia.data.sources.track_rows import (
     REGION,
     BoxTable,
@@ -31,7 +31,6 @@ from opabinia.data.sources.track_rows import (
     Videos,
     VideoTracks,
     list_frames,
-    read_text,
 )
 from opabinia.data.sources.voc import parse_xml
 

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from opabinia.contracts import FrameTracks
 from opabinia.contracts.tracking import Role, TrackGroundTruth
-from opabinia.data.sources.annotation_values import errors_in, shortened
-from opabinia.data.sources.folder import is_image_file
+from opabinia.data.file_search import list_images
+from opabinia.data.sources.annotation_values import shortened
 
 REGION = 0
 """Class number of regions in which objects are not annotated."""
@@ -130,9 +130,7 @@ def list_frames(root: Path, folder: str) -> dict[int, str]:
     if not path.is_dir():
         raise ValueError(f"{path} is missing: the folder of the frames")
     result: dict[int, str] = {}
-    for name in sorted(os.listdir(path)):
-        if not is_image_file(os.fsencode(name)) or name.startswith("."):
-            continue
+    for name in map(os.fsdecode, list_images(path)):
         numbers = re.findall(r"\d{1,18}", name)
         if not numbers:
             raise ValueError(f"{path / name}: the name of a frame needs its number")
@@ -143,20 +141,6 @@ def list_frames(root: Path, folder: str) -> dict[int, str]:
     if not result:
         raise ValueError(f"{path} has no images")
     return result
-
-
-def read_text(file: Path) -> str:
-    """Return the content of a text file.
-
-    Raises:
-        ValueError: it cannot be read, or is not UTF-8.
-    """
-    with errors_in(f"{file}: ", OSError):
-        content = file.read_bytes()
-    try:
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{file} is not UTF-8: {error.reason} at byte {error.start}") from None
 
 
 class BoxTable(NamedTuple):

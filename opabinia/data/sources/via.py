@@ -14,7 +14,7 @@ from opabinia.data.sources import annotation_errors as kinds
 from opabinia.data.sources.annotation_errors import Broken
 from opabinia.data.sources.annotation_tools import Polygon, ellipse, rectangle, rotate
 from opabinia.data.sources.annotation_values import errors_in, numbers, parse_json, shortened, text
-from opabinia.data.sources.detection_base import AnnotatedImages, DetectionListing, Empty, build_source, pick_classes
+from opabinia.data.sources.detection_base import AnnotatedImages, DetectionListing, Empty, build_source, given_classes
 from opabinia.data.sources.file_names import printable
 from opabinia.data.sources.list_files import existing_file, read_json, read_rows
 
@@ -54,11 +54,13 @@ def via(
         ValueError: the file is none of VIA, or has errors that ``broken`` does not allow.
     """
     file = existing_file(file)
-    if classes is not None:
-        pick_classes(file, classes, None)
     single = (classes or ["object"])[0]
     listing = DetectionListing(
-        file=file, root=(root or file.parent).expanduser(), classes=classes or (), masks=masks, noun="region"
+        file=file,
+        root=(root or file.parent).expanduser(),
+        classes=given_classes(file, classes),
+        masks=masks,
+        noun="region",
     )
     seen = set[str]()
     for image in read_via(file):

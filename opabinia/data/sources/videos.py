@@ -26,9 +26,10 @@ from opabinia.contracts import (
 )
 from opabinia.data.decoding.image_sequences import FrameFolder
 from opabinia.data.decoding.video import EXTENSIONS, VideoFile
+from opabinia.data.file_search import list_images
 from opabinia.data.sources.annotation_values import shortened
 from opabinia.data.sources.file_names import short_digest
-from opabinia.data.sources.folder import find_class_files, is_image_file
+from opabinia.data.sources.folder import find_class_files
 from opabinia.data.sources.labels import check_class, encode_labels, read_classes
 from opabinia.data.sources.list_files import raise_for_invalid, read_lines
 from opabinia.data.sources.named import NamedSamples
@@ -203,7 +204,7 @@ class FrameFolders(VideoSource):
     def _frame_names(self, folder: str, count: int | None) -> list[str]:
         if self._pattern is not None and count is not None:
             return [self._pattern.format(self._start + i) for i in range(count)]
-        names = sorted((name for name in os.listdir(folder) if is_image_file(os.fsencode(name))), key=natural_key)
+        names = sorted(map(os.fsdecode, list_images(Path(folder))), key=natural_key)
         if self._pattern is not None:
             existing = set(names)
             candidates = (self._pattern.format(self._start + i) for i in range(len(names)))

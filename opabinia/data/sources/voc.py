@@ -12,6 +12,7 @@ from xml.etree.ElementTree import Element, ParseError, TreeBuilder, XMLParser
 
 from opabinia.config import register
 from opabinia.contracts import Channels, InputPath
+from opabinia.data.file_search import list_images
 from opabinia.data.sources import annotation_errors as kinds
 from opabinia.data.sources.annotation_errors import Broken, ErrorCollector
 from opabinia.data.sources.annotation_values import (
@@ -25,7 +26,7 @@ from opabinia.data.sources.annotation_values import (
 )
 from opabinia.data.sources.detection_base import AnnotatedImages, DetectionListing, Empty, build_source, pick_classes
 from opabinia.data.sources.file_names import sort_names
-from opabinia.data.sources.folder import existing_folder, image_files
+from opabinia.data.sources.folder import existing_folder
 from opabinia.data.sources.list_files import read_fields
 from opabinia.runtime.log import warn_once
 from opabinia.runtime.text import plural
@@ -137,7 +138,7 @@ def _image_names(root: Path, images: str, stems: Sequence[str]) -> dict[str, byt
     """Return the paths below the root of the images with these names, whatever their suffixes."""
     separate = (root / images).is_dir()
     folder, prefix = (root / images, os.fsencode(f"{images}/")) if separate else (root, b"")
-    names = {os.path.splitext(name)[0]: name for name in sorted(image_files(os.listdir(os.fsencode(folder))))}
+    names = {os.path.splitext(name)[0]: name for name in list_images(folder)}
     if not separate and (unlabeled := len(names.keys() - set(map(os.fsencode, stems)))):
         warn_once("%s: %s without an XML file skipped", root, plural(unlabeled, "image"))
     return {stem: prefix + names.get(os.fsencode(stem), os.fsencode(f"{stem}.jpg")) for stem in stems}

@@ -8,11 +8,12 @@ from pathlib import Path
 
 from opabinia.config import register
 from opabinia.contracts import Channels, InputPath
+from opabinia.data.decoding.images import EXTENSIONS
 from opabinia.data.sources import annotation_errors as kinds
 from opabinia.data.sources.annotation_errors import Broken
 from opabinia.data.sources.annotation_values import parse_number, parse_whole, shortened
 from opabinia.data.sources.detection_base import AnnotatedImages, DetectionListing, Empty, build_source
-from opabinia.data.sources.folder import existing_folder, is_image_file
+from opabinia.data.sources.folder import existing_folder
 from opabinia.data.sources.list_files import read_lines
 
 _FACE = "face"
@@ -80,7 +81,7 @@ def _records(file: Path) -> Iterator[tuple[str, Sequence[tuple[str, str]]]]:
         except ValueError as error:
             raise ValueError(f"{file}, line after {place}: number of faces: {error}") from error
         faces = lines[start + 2 : start + 2 + count]
-        if not is_image_file(os.fsencode(path)) or len(faces) < count or not all(map(_is_face, faces)):
+        if not _is_image(path) or len(faces) < count or not all(map(_is_face, faces)):
             raise ValueError(
                 f"{file}, {place}: {shortened(path)}: expected the path of an image, the number of its faces, and a "
                 "line with at least four numbers for each"
@@ -92,4 +93,8 @@ def _records(file: Path) -> Iterator[tuple[str, Sequence[tuple[str, str]]]]:
 
 
 def _is_face(line: tuple[str, str]) -> bool:
-    return len(line[1].split()) >= 4 and not is_image_file(os.fsencode(line[1]))
+    return len(line[1].split()) >= 4 and not _is_image(line[1])
+
+
+def _is_image(path: str) -> bool:
+    return path.lower().endswith(EXTENSIONS)

@@ -126,6 +126,20 @@ class _Relabeled(Wrapper):
         return f"{self.source.fingerprint()}, {digest}"
 
 
+def find_ids(source: Source, names: Iterable[str], suffixes: Sequence[str] = ("",)) -> dict[str, int]:
+    """Return the index of each of these samples that a source has, named by the id and one of the suffixes."""
+    missing, indices = dict.fromkeys(names), dict[str, int]()
+    for index in range(len(source)):
+        if not missing:
+            break
+        sample_id = source.id(index)
+        name = next((f"{sample_id}{suffix}" for suffix in suffixes if f"{sample_id}{suffix}" in missing), None)
+        if name is not None:
+            del missing[name]
+            indices[name] = index
+    return indices
+
+
 def select_samples(source: Source, indices: Indices) -> Source:
     """Return a source of some samples of another one (int64, ascending)."""
     return source.select(indices) or _Selected(source, indices)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from opabinia.config import register
 from opabinia.contracts import Channels, Indices, InputPath
 from opabinia.contracts.keypoints import COCO_SIGMAS
+from opabinia.data.file_search import find_files
 from opabinia.data.sources import annotation_errors as kinds
 from opabinia.data.sources.annotation_errors import Broken, ErrorCollector
 from opabinia.data.sources.annotation_values import MAX_CLASSES, errors_in, numbers, shortened, text
@@ -28,7 +29,6 @@ from opabinia.data.sources.detection_base import (
     pick_classes,
     read_label_file,
 )
-from opabinia.data.sources.folder import image_files
 from opabinia.data.sources.image_headers import files_exist
 from opabinia.data.sources.list_files import read_text
 from opabinia.runtime.files import describe_missing
@@ -264,8 +264,7 @@ def _find_images(data: Path, root: Path, entry: str) -> list[bytes]:
     if not path.exists() and entry.startswith("../"):  # Roboflow writes ../train/images and means train/images
         path = root / entry.removeprefix("../")
     if path.is_dir():
-        walk = os.walk(os.fsencode(path), followlinks=True)
-        files = sorted(image_files(os.path.join(folder, name) for folder, _, names in walk for name in names))
+        files = [os.path.join(os.fsencode(path), name) for name in find_files(path)]
     elif path.is_file():
         with errors_in(f"{data}: {path} cannot be read: ", OSError):
             content = path.read_text(encoding="utf-8", errors="surrogateescape")  # names need not be valid UTF-8

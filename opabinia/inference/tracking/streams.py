@@ -12,7 +12,7 @@ from opabinia.config import ConfigError, Problem
 from opabinia.contracts import FrameChannels
 from opabinia.data.decoding.images import read_image
 from opabinia.data.decoding.sequential import TimedFrame, is_video, read_frames
-from opabinia.data.sources.folder import is_image_file
+from opabinia.data.file_search import list_images
 from opabinia.data.sources.mot_files import read_frame_list
 from opabinia.data.sources.videos import natural_key
 from opabinia.inference.frames import file_stem
@@ -78,7 +78,7 @@ def _streams_of(path: str, rate: float | None) -> Iterator[Stream]:
         yield Stream(shown_path(path), file_stem(path), partial(read_frames, path))
     elif _is_sequence(folder):
         yield _sequence(folder, rate)
-    elif images := [name for name in os.listdir(folder) if is_image_file(os.fsencode(name)) and name[0] != "."]:
+    elif images := list(map(os.fsdecode, list_images(folder))):
         if (folder.parent / "seqinfo.ini").is_file():
             yield _sequence(folder.parent, rate)
         else:

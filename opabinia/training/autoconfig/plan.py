@@ -19,7 +19,7 @@ from opabinia.config.paths import data_name, facts_file
 from opabinia.contracts import Source, SourcePart
 from opabinia.data.decoding.images import file_channels
 from opabinia.data.decoding.values import ARRAY_EXTENSIONS
-from opabinia.data.layouts.layout import TASK_NAMES, Layout, Section, TaskName
+from opabinia.data.layouts.layout import TASK_NAMES, Layout, Section, TaskName, change_sources
 from opabinia.data.layouts.readings import convert
 from opabinia.data.layouts.recognition import recognize
 from opabinia.data.layouts.unlabeled import unlabeled_images
@@ -223,25 +223,20 @@ def check_task(task: str | None, place: str) -> TaskName | None:
 def _tolerant(reading: Layout) -> Layout:
     """Return a reading whose sources clip boxes that leave their image and drop what is broken or missing, with a
     warning each."""
-    return convert(reading, reading.task, _tolerant_section)
+    return convert(reading, reading.task, lambda section: change_sources(section, _tolerant_section))
 
 
 _TOLERANT = {"broken": ("fix", "drop"), "missing": ("skip",)}
 """Options of sources, and the first values that are wanted, where a source has them."""
 
 
-def _tolerant_section(section: Section) -> dict[str, Any]:
+def _tolerant_section(section: Section) -> Section:
     source, changed = catalog().get("source", str(section["name"])), dict[str, Any]()
     for name, wanted in _TOLERANT.items():
         option = source.by_name.get(name) if source is not None else None
         values = [value for value in wanted if option is not None and value in option.spec.get("values", ())]
         changed |= {name: values[0]} if values else {}
-    changed |= section
-    if "source" in section:
-        changed["source"] = _tolerant_section(section["source"])
-    if "sources" in section:
-        changed["sources"] = [*map(_tolerant_section, section["sources"])]
-    return changed
+    return {**changed, **section}
 
 
 def _file_channels(source: Source) -> int | None:
@@ -261,16 +256,11 @@ def _file_channels(source: Source) -> int | None:
         raise ConfigError(Problem("", "data", f"{os.fsdecode(paths[0])}: {error}")) from error
 
 
-def _with_channels(count: int, section: Section) -> dict[str, Any]:
+def _with_channels(count: int, section: Section) -> Section:
     """Return a section whose images have these channels, as their files have them."""
-    source, changed = catalog().get("source", str(section["name"])), dict(section)
-    if source is not None and "channels" in source.by_name:
-        changed["channels"] = {"count": count}
-    if "source" in section:
-        changed["source"] = _with_channels(count, section["source"])
-    if "sources" in section:
-        changed["sources"] = [_with_channels(count, inner) for inner in section["sources"]]
-    return changed
+    source = catalog().get("source", str(section["name"]))
+    has_channels = source is not None and "channels" in source.by_name
+    return {**section, "channels": {"count": count}} if has_channels else section
 
 
 def _profile(reading: Layout, out: Path) -> tuple[Datasets, DatasetProfile]:
@@ -281,11 +271,12 @@ def _profile(reading: Layout, out: Path) -> tuple[Datasets, DatasetProfile]:
     all_samples = open_source(reading.train)
     channels = _file_channels(all_samples)
     if channels is not None:
-        reading = convert(reading, reading.task, partial(_with_channels, channels))
+        change = partial(_with_channels, channels)
+        reading = convert(reading, reading.task, lambda section: change_sources(section, change))
         val = reading.val or (reading.test if reading.task == "reid" else None)
         all_samples = open_source(reading.train)
     test = None if reading.test in (None, val) else open_source(reading.test)
-    sections = Datasets(train=reading.train, val=val, reason=reading.description, classes=reading.classes)
+    sections = Datasets(train=reading.train, val=val, reason=reading.description, classes=tuple(reading.classes))
     if val is not None:
         return sections, profile_dataset(all_samples, open_source(val), task=reading.task, test=test)
     file = out.with_suffix(SPLIT)

@@ -545,6 +545,12 @@ DETECTION = [
         classes=["owl"],
     ),
     Case(
+        "YOLO with numbered names of classes next to the label files",
+        steps(lambda make: yolo(make, ("pics", "boxes")), text("boxes/labels.txt", "0 cat\n1 dog\n")),
+        *("yolo", "detection", 2),
+        classes=["cat", "dog"],
+    ),
+    Case(
         "YOLO in one folder",
         steps(lambda make: yolo(make, ("obj_train_data", "obj_train_data")), text("obj.names", "cat\n")),
         *("yolo", "detection", 2),

@@ -13,7 +13,7 @@ from opabinia.data.layouts.unlabeled import unlabeled_images
 
 
 def layout(train: Mapping[str, Any], test: Mapping[str, Any] | None = None) -> Layout:
-    return Layout(name="x", task="detection", description="", train=train, test=test)
+    return Layout("x", "detection", "", {"train": train} | ({"test": test} if test else {}))
 
 
 def make_images(folder: Path, count: int) -> str:

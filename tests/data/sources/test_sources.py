@@ -11,6 +11,7 @@ from torchvision import tv_tensors
 from opabinia.contracts import Source
 from opabinia.data.sources import Digits, ImageFolder, named_images
 from opabinia.data.sources.digits import load_digits, split_digits
+from opabinia.data.sources.labels import select_classes
 
 # --- digits -----------------------------------------------------------------------------------------------------------
 
@@ -77,6 +78,33 @@ def pets(tmp_path: Path) -> Path:
     (tmp_path / "dog/notes.txt").write_text("no picture")
     (tmp_path / "README.md").write_text("no class")
     return tmp_path
+
+
+class Compared(str):
+    """A name that counts its comparisons."""
+
+    count = 0
+
+    def __eq__(self, other: object) -> bool:
+        Compared.count += 1
+        return str.__eq__(self, other)
+
+    __hash__ = str.__hash__
+
+
+def test_choosing_among_many_classes_compares_each_a_few_times() -> None:
+    names = [Compared(number) for number in range(3000)]
+    for chosen, expected in (
+        (None, range(3000)),
+        ([str(number) for number in range(2999, -1, -1)], range(2999, -1, -1)),
+    ):
+        Compared.count = 0
+        assert select_classes("x", names, chosen) == [*expected]
+        assert Compared.count < 10 * len(names), "the work must not grow with the square of the classes"
+    with pytest.raises(ValueError, match="x has no class '3000'"):
+        select_classes("x", names, ["1", "3000"])
+    with pytest.raises(ValueError, match="classes: '1' is listed twice"):
+        select_classes("x", names, ["1", "2", "1"])
 
 
 def test_samples_are_sorted(pets: Path) -> None:
