@@ -36,9 +36,6 @@ _BLOCK = 250
 _VIDEO_FRAMES = 20
 """Cost of a video, in frames: three are decoded, with those before them."""
 
-_NEAR = 4
-"""Bits that may differ in the hashes of near-duplicates, as in the data check."""
-
 
 @dataclass(frozen=True, eq=False)
 class Examination:
@@ -68,8 +65,7 @@ class Examination:
 
     def near_duplicates(self) -> NDArray[np.int64]:
         """Return index pairs of images that look alike, by their hashes (P x 2)."""
-        indices, hashes = self.hashes
-        return indices[find_near_pairs(hashes, _NEAR)]
+        return self.indices[find_near_pairs([scan.image_hash for scan in self.scans])]
 
     def identical(self) -> NDArray[np.int64]:
         """Return index pairs of samples with the same file or the same pixels (P x 2)."""

@@ -34,14 +34,13 @@ class Loader:
     Workers are forked (on macOS spawned) when the first batch is asked for, serve all later iterations, and end with
     :meth:`close`, at the latest when this process exits. If this process is killed, they notice within a few seconds
     and exit. They ignore SIGTERM, SIGINT and SIGUSR1: the main process decides when to stop. Each worker reads whole
-    batches, in turn, and holds up to ``prefetch`` finished ones. If a worker dies, iterating raises a RuntimeError with
+    batches, in turn, and holds up to two finished ones. If a worker dies, iterating raises a RuntimeError with
     its process id and signal; nothing is retried.
 
     Args:
         reader: reads a batch.
         requests: the batches, from a step on.
         num_workers: worker processes; 0 reads in this process, with the same result.
-        prefetch: batches that each worker reads ahead.
         pin_memory: return tensors in pinned memory, for asynchronous copies to a GPU.
 
     Attributes:
@@ -63,13 +62,12 @@ class Loader:
         requests: Requests,
         *,
         num_workers: int = 0,
-        prefetch: int = 2,
         pin_memory: bool = False,
     ) -> None:
         self.num_skipped, self.seconds = 0, 0.0
         self._logged: set[str] = set()
         self._reader, self._requests, self._pin_memory, self._iteration = reader, requests, pin_memory, 0
-        self._workers = Workers(reader, num_workers, prefetch, pin_memory) if num_workers else None
+        self._workers = Workers(reader, num_workers, pin_memory) if num_workers else None
 
     def iterate(self, start: int = 0) -> Iterator[tuple[GlobalBatch, Batch]]:
         """Yield global batches and their batches from step ``start`` on. A second iteration ends the first.

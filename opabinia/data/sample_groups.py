@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import suppress
 from hashlib import blake2b
 from typing import NamedTuple
@@ -71,8 +71,9 @@ _MIN_PAIRS, _MAX_PAIRS = 10, 4000
 _MAX_FILES, _MAX_COMPARED = 200_000, 50_000
 """Files whose sizes are compared, and those of equal size whose content is, the largest first."""
 
-_TAIL = 4096
-"""Bytes at the end of a file that decide whether files of equal size are the same."""
+_BYTES, _PLACES = 4096, 64
+"""Bytes that are compared at the end of files of equal size; and, where these are the same, at so many places in them:
+uncompressed images may all end with the same background."""
 
 _BLOCKS = 20
 """A recording that is most of a run, because no scene ends in it, is cut into this many blocks."""
@@ -179,14 +180,27 @@ def same_files(sources: Sequence[Source]) -> Indices:
     _, inverse, counts = np.unique(sizes, return_inverse=True, return_counts=True)
     candidates = np.flatnonzero((counts[inverse] > 1) & (sizes > 0))
     candidates = candidates[np.argsort(-sizes[candidates], kind="stable")][:_MAX_COMPARED]
-    tails: list[Hashable | None] = [None] * len(paths)
-    for index in candidates.tolist():
-        size, path = int(sizes[index]), paths[index]
+    same_end = _equal_parts(paths, sizes, candidates, lambda size: [max(0, size - _BYTES)])
+    return _equal_parts(
+        paths, sizes, np.flatnonzero(same_end >= 0), lambda size: range(0, size, max(_BYTES, size // _PLACES))
+    )
+
+
+def _equal_parts(
+    paths: Sequence[bytes | None], sizes: Indices, chosen: Indices, places: Callable[[int], Iterable[int]]
+) -> Indices:
+    """Return a number for each file (int64, N), equal for chosen ones of equal size with equal bytes at the places that
+    their size gives; -1 for those that no other one equals."""
+    digests: list[Hashable | None] = [None] * len(paths)
+    for index in chosen.tolist():
+        size, path, checksum = int(sizes[index]), paths[index], blake2b(digest_size=16)
         assert path is not None
         with suppress(OSError), open(path, "rb") as file:
-            file.seek(max(0, size - _TAIL))
-            tails[index] = size, blake2b(file.read(), digest_size=16).digest()
-    codes = equal_codes(tails)
+            for place in places(size):
+                file.seek(place)
+                checksum.update(file.read(_BYTES))
+            digests[index] = size, checksum.digest()
+    codes = equal_codes(digests)
     repeated = np.bincount(codes + 1, minlength=1)[codes + 1] > 1
     return np.where(repeated, codes, -1)
 

@@ -37,6 +37,10 @@ _START_METHOD = "spawn" if sys.platform == "darwin" else "fork"
 forked processes that use the libraries of macOS may crash."""
 
 
+AHEAD = 2
+"""Batches that each worker reads ahead."""
+
+
 class Workers:
     """Processes that read requests, each whole batches in turn: torch's DataLoader, started by the first :meth:`read`.
 
@@ -46,12 +50,11 @@ class Workers:
     Args:
         reader: reads a batch.
         num_workers: number of processes.
-        prefetch: batches that each reads ahead.
         pin_memory: return tensors in pinned memory.
     """
 
-    def __init__(self, reader: BatchReader, num_workers: int, prefetch: int, pin_memory: bool) -> None:
-        self.num_workers, self._prefetch = num_workers, prefetch
+    def __init__(self, reader: BatchReader, num_workers: int, pin_memory: bool) -> None:
+        self.num_workers = num_workers
         self._sampler = _CurrentRequests()
         self._data_loader = DataLoader(
             reader,
@@ -60,7 +63,7 @@ class Workers:
             collate_fn=_identity,
             num_workers=num_workers,
             multiprocessing_context=_START_METHOD,
-            prefetch_factor=prefetch,
+            prefetch_factor=AHEAD,
             persistent_workers=True,
             worker_init_fn=partial(_init_worker, os.getpid()),
             pin_memory=pin_memory,
@@ -86,8 +89,8 @@ class Workers:
         try:
             if not self.processes and _START_METHOD == "fork":
                 with suppress(AttributeError, OSError):  # only Linux has memory files, and a process may open few files
-                    # A worker has `prefetch` batches ahead; the main process may hold two more of it.
-                    self._data_loader.collate_fn = BatchMemory(self._prefetch + 2, self.num_workers).pack
+                    # A worker has batches ahead; the main process may hold two more of it.
+                    self._data_loader.collate_fn = BatchMemory(AHEAD + 2, self.num_workers).pack
             return _receive(iter(self._data_loader))
         except (AttributeError, PicklingError, TypeError) as error:
             if _START_METHOD == "fork":

@@ -12,6 +12,7 @@ from typing_extensions import TypedDict
 
 from opabinia.config import ConfigError, Problem
 from opabinia.contracts import Comparison, DrawOptions, Sample, Source
+from opabinia.data.sources.wrapper import find_ids
 from opabinia.inference.earlier_files import replace_earlier
 from opabinia.inference.input_files import drawing_name, raise_skipped
 from opabinia.inference.load import RunModel
@@ -168,12 +169,5 @@ def evaluation_details(run: Path, evaluation: str) -> _Details:
 def worst_samples(run: Path, evaluation: str, source: Source) -> list[int]:
     """Return indices of the samples that the last evaluation lists as its worst, in its order."""
     names = [row["id"] for row in evaluation_details(run, evaluation).get("worst", [])]
-    missing, indices = set(names), dict[str, int]()
-    for index in range(len(source)):
-        if not missing:
-            break
-        name = source.id(index)
-        if name in missing:
-            indices[name] = index
-            missing.discard(name)
+    indices = find_ids(source, names)
     return [indices[name] for name in names if name in indices]

@@ -22,7 +22,8 @@ from typing_extensions import TypedDict
 from opabinia.config import ConfigError, Problem, Resolved, flatten
 from opabinia.config.build import errors_at
 from opabinia.config.errors import listing
-from opabinia.contracts import EMBEDDING, Batch, Sample
+from opabinia.contracts import EMBEDDING, Batch, Sample, Source, Transform
+from opabinia.data import Data
 from opabinia.data.decoding.cache import with_cache
 from opabinia.data.errors import DataError
 from opabinia.data.loader import Loader
@@ -208,12 +209,7 @@ def build_job(
     if data.cache == "disk" and source.info.encoded:
         with errors_at("data.cache"):
             source = with_cache(source, data.cache, None, stream.prefix)
-    reader = BatchReader(
-        *(source, stream.transforms if predictor.task.size_multiple else [*stream.transforms, without_objects]),
-        seed=seed,
-        on_error="skip" if data.on_error == "skip" else "raise",
-        size_multiple=predictor.task.size_multiple,
-    )
+    reader = sample_reader(predictor, data, source, stream.transforms, seed)
     batch_size = evaluate.batch_size or data.batch_size
     described = {
         **about,
@@ -311,6 +307,20 @@ def _check_shared_disk(job: ExtractJob, numbers: Iterable[int]) -> None:
     if not all(job.shard(number).is_dir() for number in numbers):
         message = f"{job.out.parent} is not the same folder on all processes: give one on a shared disk"
         raise ConfigError(Problem("command line", "--out", message))
+
+
+def sample_reader(
+    predictor: Predictor, data: Data, source: Source, transforms: Sequence[Transform], seed: int
+) -> BatchReader:
+    """Return what reads samples for a model in batches, as in an evaluation of a run with this section ``data``."""
+    multiple = predictor.task.size_multiple
+    return BatchReader(
+        source,
+        transforms if multiple else [*transforms, without_objects],
+        seed=seed,
+        on_error="skip" if data.on_error == "skip" else "raise",
+        size_multiple=multiple,
+    )
 
 
 def without_objects(sample: Sample) -> Sample:

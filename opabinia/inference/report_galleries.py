@@ -16,6 +16,7 @@ from PIL import Image
 from torch import Tensor
 
 from opabinia.contracts import EMBEDDING, DrawOptions, Indices, Presenter, Sample, Source
+from opabinia.data.sources.wrapper import find_ids
 from opabinia.inference import compare
 from opabinia.inference import embedding_map as maps
 from opabinia.inference.predictor import Prediction, Predictor
@@ -189,7 +190,7 @@ def _queries(run: Path, evaluation: str, source: Source) -> list[Gallery]:
     if not queries:
         return []
     needed = {name for query in queries for name in (query["query"], *query["nearest"])}
-    indices = {name: index for index in range(len(source)) if (name := source.id(index)) in needed}
+    indices = find_ids(source, needed)
     note = "the query is the first in its row, followed by the images nearest to it"
     return [
         Gallery(title, [_query_row(source, query, indices) for query in queries], note)

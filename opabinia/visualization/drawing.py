@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image, ImageChops, ImageDraw, ImageFilter, ImageFont
 from torch import Tensor
+from torchvision.transforms.v2.functional import resize
 
 from opabinia.runtime.text import one_line
 
@@ -162,6 +163,44 @@ def draw_objects(image: Tensor, objects: Sequence[DrawnObject], *, side: int = 5
         draw.rectangle(label, fill=item.color)
         draw.text((x + 2, y + 1), shown, fill=text_color(item.color), font=font)
     return drawn
+
+
+def draw_around(
+    image: Tensor,
+    objects: Sequence[DrawnObject],
+    around: Sequence[Sequence[float]],
+    *,
+    side: int,
+    margin: float,
+    min_margin: float,
+    text: int = 11,
+) -> Image.Image:
+    """Draw objects on the part of an image around boxes; those outside of the part are omitted.
+
+    Args:
+        image: C x H x W.
+        objects: boxes in the image with texts, without masks and points.
+        around: left, top, right, bottom of at least one box, in pixels; may lie outside of the image.
+        side: longer side of the drawing in pixels.
+        margin: space around the boxes, relative to the longest of their sides.
+        min_margin: the same in pixels, at least.
+        text: minimum height of texts in pixels.
+    """
+    boxes, (height, width) = np.array(around), image.shape[-2:]
+    space = max(min_margin, margin * float((boxes[:, 2:] - boxes[:, :2]).max()))
+    left, top = np.clip(boxes[:, :2].min(0) - space, 0, (width - 1, height - 1)).astype(int).tolist()
+    ends = np.ceil(boxes[:, 2:].max(0) + space)
+    right, bottom = np.clip(ends, (left + 1, top + 1), (width, height)).astype(int).tolist()
+    part = image.as_subclass(Tensor)[..., top:bottom, left:right]
+    scale = min(1.0, side / max(part.shape[-2:]))
+    if scale < 1:
+        part = resize(part, [max(1, round(length * scale)) for length in part.shape[-2:]], antialias=True)
+    origin, (rows, columns) = np.array([left, top, left, top]), part.shape[-2:]
+    moved = [replace(item, box=((np.array(item.box) - origin) * scale).tolist()) for item in objects]
+    inside = [
+        item for item in moved if item.box[0] < columns and item.box[1] < rows and item.box[2] > 0 and item.box[3] > 0
+    ]
+    return draw_objects(part, inside, side=side, text=text)
 
 
 def _overlap(a: tuple[float, float, float, float], b: tuple[float, float, float, float]) -> bool:

@@ -170,6 +170,15 @@ def test_files_that_were_not_read_are_compared(tmp_path: Path) -> None:
     assert same_files([Digits(split="val")])[ids].tolist() == [-1, -1]  # no files
 
 
+def test_uncompressed_images_with_the_same_background_are_not_the_same(tmp_path: Path) -> None:
+    for number in range(4):
+        slice_ = np.zeros((300, 200), dtype=np.uint8)
+        slice_[100:150, 40:120] = drawn(number % 3, (80, 50)).convert("L")
+        Image.fromarray(slice_).save(tmp_path / f"slice{number}.bmp")
+    first, *_, last = codes = same_files([Images(root=tmp_path)]).tolist()
+    assert codes == [first, -1, -1, last] and first == last >= 0
+
+
 @pytest.mark.parametrize(
     ("field", "expected"),
     [

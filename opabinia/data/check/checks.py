@@ -22,6 +22,7 @@ from opabinia.data.check.datasets import (
 )
 from opabinia.data.check.duplicates import ScannedSample, find_duplicates, is_training
 from opabinia.data.check.findings import Finding, Findings, SampleRef
+from opabinia.data.check.image_hash import NEAR_BITS
 from opabinia.data.check.scan import Position, SampleScan, sample_id, scan_samples
 from opabinia.data.check.statistics import DatasetStatistics
 from opabinia.data.sources import annotation_errors
@@ -29,9 +30,6 @@ from opabinia.data.sources.annotation_errors import Box
 from opabinia.data.sources.detection_base import AnnotatedImages
 from opabinia.runtime.log import silence
 from opabinia.runtime.progress import progress_bar
-
-NEAR = 4
-"""Bits that may differ in the hashes of nearly identical images."""
 
 EXAMPLES = 12
 """Samples of a dataset that are shown with their ground truth."""
@@ -103,7 +101,7 @@ class _Leaf(NamedTuple):
 def run_checks(
     sources: Mapping[str, Source],
     *,
-    near: int = NEAR,
+    near: int = NEAR_BITS,
     limit: int | None = None,
     seed: int = 0,
     workers: int = 0,

@@ -59,9 +59,8 @@ def find_duplicates(samples: Sequence[ScannedSample], max_bits: int, findings: F
         rest = list(kept.values())
     for is_video in (False, True):
         compared = [sample for sample in rest if sample.scan.is_video == is_video]
-        hashed = [(sample, value) for sample in compared if (value := sample.scan.image_hash) is not None]
-        pairs = find_near_pairs([value for _, value in hashed], max_bits)
-        near = [[hashed[i][0] for i in group] for group in connected_groups(pairs, len(hashed))]
+        pairs = find_near_pairs([sample.scan.image_hash for sample in compared], max_bits)
+        near = [[compared[i] for i in group] for group in connected_groups(pairs, len(compared))]
         _add_groups(near, kinds.NEAR_DUPLICATE, findings)
 
 

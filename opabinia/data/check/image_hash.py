@@ -14,6 +14,9 @@ from torch import Tensor
 
 from opabinia.visualization.drawing import to_pil
 
+NEAR_BITS = 4
+"""Bits that may differ in the hashes of nearly identical images."""
+
 MIN_SIDE = 64
 """Pixels: smaller images are not compared, because too many different ones look alike."""
 
@@ -63,7 +66,7 @@ def compute_hash(frames: Tensor) -> ImageHash | None:
     return ImageHash(np.packbits(bits, axis=1).view(np.uint64)[:, 0], thumbnails.round().astype(np.uint8))
 
 
-def find_near_pairs(hashes: Sequence[ImageHash], max_bits: int) -> NDArray[np.int64]:
+def find_near_pairs(hashes: Sequence[ImageHash | None], max_bits: int = NEAR_BITS) -> NDArray[np.int64]:
     """Return the index pairs of images that look alike (P x 2).
 
     Two hashes that differ in at most ``max_bits`` bits agree in one of ``max_bits`` + 1 groups of bits (Norouzi et al.
@@ -71,18 +74,20 @@ def find_near_pairs(hashes: Sequence[ImageHash], max_bits: int) -> NDArray[np.in
     work grows with the number of images and of equal groups, not with all pairs.
 
     Args:
-        hashes: of N images, or of N videos with the same number of frames each.
+        hashes: of N images, or of N videos with the same number of frames each; None: never a pair.
         max_bits: bits that may differ in a hash, from 0.
     """
-    if len(hashes) < 2:
+    known = np.array([index for index, image in enumerate(hashes) if image is not None], dtype=np.int64)
+    if len(known) < 2:
         return np.zeros((0, 2), dtype=np.int64)
-    bits = np.stack([image.hashes for image in hashes])
-    thumbnails = np.stack([image.thumbnails for image in hashes])
+    bits = np.stack([image.hashes for image in hashes if image is not None])
+    thumbnails = np.stack([image.thumbnails for image in hashes if image is not None])
     candidates = np.concatenate([_find_candidates(bits, group, max_bits) for group in range(max_bits + 1)])
     pairs = np.unique(np.sort(candidates, axis=1), axis=0)
     blocks = (pairs[start : start + _BLOCK] for start in range(0, len(pairs), _BLOCK))
     kept = [block[_look_alike(thumbnails[block[:, 0]], thumbnails[block[:, 1]])] for block in blocks]
-    return np.concatenate([pairs[:0], *kept])
+    near: NDArray[np.int64] = known[np.concatenate([pairs[:0], *kept])]
+    return near
 
 
 def _find_candidates(hashes: NDArray[np.uint64], group: int, max_bits: int) -> NDArray[np.int64]:

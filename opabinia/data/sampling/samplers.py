@@ -17,6 +17,7 @@ from opabinia.config import register
 from opabinia.contracts import Count, Indices, NonNegative, Sampler, Source
 from opabinia.data.sampling.epoch_order import Order, OrderSampler, Permutation
 from opabinia.runtime.seeds import DRAW, ORDER, SUBSET, hash32
+from opabinia.runtime.text import first_of
 
 Share = Annotated[float, Interval(gt=0, le=1)]
 
@@ -89,8 +90,7 @@ def _check_not_empty(source: Source, counts: Indices, remedy: str) -> None:
     if not len(source):
         raise ValueError(f"{type(source).__name__} holds no sample to draw")
     if empty := [name for name, count in zip(source.classes, counts, strict=True) if not count]:
-        more = f" and {len(empty) - 5} more" if len(empty) > 5 else ""
-        raise ValueError(f"there is no sample of class {', '.join(empty[:5])}{more}; {remedy}")
+        raise ValueError(f"there is no sample of class {first_of(empty)}; {remedy}")
 
 
 def uniform(key: int, positions: Indices) -> NDArray[np.float64]:

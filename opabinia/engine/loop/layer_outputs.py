@@ -12,6 +12,11 @@ from opabinia.contracts import EMBEDDING, Batch, DataMismatch, Predictions, Task
 from opabinia.models.capture import Layer, capture, nearest_names
 
 
+def has_features(task: Task) -> bool:
+    """Return whether a task has an embedding of images."""
+    return type(task).features is not Task.features
+
+
 def check_layer_names(task: Task, names: Iterable[str]) -> None:
     """Check that a task has these layers.
 
@@ -19,7 +24,7 @@ def check_layer_names(task: Task, names: Iterable[str]) -> None:
         DataMismatch: it does not; the message lists similar names.
     """
     known = {name for name, _ in task.named_modules(remove_duplicate=False) if name}
-    if type(task).features is not Task.features:
+    if has_features(task):
         known.add(EMBEDDING)
     missing = [f"there is no layer {name!r}; near: {nearest_names(name, known)}" for name in names if name not in known]
     if missing:

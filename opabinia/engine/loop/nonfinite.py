@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor
 from opabinia.contracts import Batch, Clock, Task, non_memory_buffers
 from opabinia.engine.loop.layer_outputs import nested_tensors
 from opabinia.runtime.processes import all_gather, world_size
+from opabinia.runtime.text import first_of
 
 GRAD_NORM = "grad_norm"
 """The norm of all gradients; the only scalar of a step that is logged without the prefix ``train/``."""
@@ -74,8 +75,7 @@ class NonFiniteError(FloatingPointError):
         layers = list(dict.fromkeys(rank_layer for _, _, rank_layer in causes if rank_layer))
         texts = [", ".join(f"{name} is {value}" for name, value in all_values.items()) + f" at step {step}", *layers]
         if samples:
-            rest = f" and {len(samples) - _MAX_SAMPLES} more" if len(samples) > _MAX_SAMPLES else ""
-            texts.append(f"samples: {', '.join(samples[:_MAX_SAMPLES])}{rest}")
+            texts.append(f"samples: {first_of(samples, _MAX_SAMPLES)}")
         return cls("; ".join(texts), step)
 
 

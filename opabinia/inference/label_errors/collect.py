@@ -14,9 +14,9 @@ from opabinia.config.build import errors_at
 from opabinia.config.datasets import validation_sets
 from opabinia.contracts import EMBEDDING, IGNORE_LABEL, Batch, Predictions, Source, Task
 from opabinia.data.loader import Loader
-from opabinia.data.reading import BatchReader
 from opabinia.data.sampling.requests import evaluation_requests
-from opabinia.engine.loop.layer_outputs import predict_with_layers
+from opabinia.data.sources.wrapper import find_ids
+from opabinia.engine.loop.layer_outputs import has_features, predict_with_layers
 from opabinia.engine.loop.prefetch import prefetch, to_host, with_bar
 from opabinia.evaluation.label_errors.classification import ClassificationCheck
 from opabinia.evaluation.label_errors.detection import DetectionCheck
@@ -24,7 +24,7 @@ from opabinia.evaluation.label_errors.identities import IdentityCheck
 from opabinia.evaluation.label_errors.multilabel import MultiLabelCheck
 from opabinia.evaluation.label_errors.segmentation import SegmentationCheck
 from opabinia.evaluation.label_errors.suspects import LabelCheck
-from opabinia.inference.extract import without_objects
+from opabinia.inference.extract import sample_reader
 from opabinia.inference.load import RunModel
 from opabinia.inference.predictor import Predictor
 from opabinia.inference.splits import TRAIN, select_split, task_of
@@ -57,24 +57,13 @@ class CollectedRun:
     trained_on: bool
     skipped: int
 
-    def indices(self, names: Iterable[str]) -> dict[str, int]:
-        """Return the index in the source of each of these samples that it has, by their ids."""
-        missing, indices = set(names), dict[str, int]()
-        for index in range(len(self.source)):
-            if not missing:
-                break
-            if (name := self.source.id(index)) in missing:
-                missing.remove(name)
-                indices[name] = index
-        return indices
-
 
 def find_samples(wanted: Iterable[tuple[str, CollectedRun]]) -> dict[str, int]:
     """Return the index of each sample, given by its id, in the source of its run; runs have no sample in common."""
     by_run: dict[CollectedRun, set[str]] = {}
     for name, run in wanted:
         by_run.setdefault(run, set()).add(name)
-    return {name: index for run, names in by_run.items() for name, index in run.indices(names).items()}
+    return {name: index for run, names in by_run.items() for name, index in find_ids(run.source, names).items()}
 
 
 def collect(model: RunModel, split: str | None) -> CollectedRun:
@@ -97,13 +86,7 @@ def collect(model: RunModel, split: str | None) -> CollectedRun:
         (stream,) = data.validation
     with errors_at(f"data of {split}"):  # classes, channels and kind of annotations are those of training
         predictor.task.evaluators(read_dataset_info(stream, skip=data.on_error == "skip"))
-    multiple = predictor.task.size_multiple
-    reader = BatchReader(
-        *(stream.source, stream.transforms if multiple else [*stream.transforms, without_objects]),
-        seed=resolved.config["seed"] or 0,
-        on_error="skip" if data.on_error == "skip" else "raise",
-        size_multiple=multiple,
-    )
+    reader = sample_reader(predictor, data, stream.source, stream.transforms, resolved.config["seed"] or 0)
     samples, batch_size = len(stream.source), evaluate.batch_size or data.batch_size
     requests, workers = evaluation_requests(samples, batch_size, 0, 1), min(data.num_workers, -(-samples // batch_size))
     loader = Loader(reader, requests, num_workers=workers, pin_memory=predictor.device.type == "cuda")
@@ -125,7 +108,7 @@ def _first_validation_set(run: Path, resolved: Resolved) -> str:
 def _predict(run: Path, split: str, predictor: Predictor, loader: Loader, source: Source) -> LabelCheck:
     """Return the check of the labels with the predictions of all samples."""
     task, check = predictor.task, None
-    layers = [EMBEDDING] if type(task).features is not Task.features else []
+    layers = [EMBEDDING] if has_features(task) else []
     with (
         torch.no_grad(),
         autocast(predictor.device, predictor.precision),

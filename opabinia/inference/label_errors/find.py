@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import csv
 import os
 from collections.abc import Mapping, Sequence
-from io import StringIO
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,7 +17,7 @@ from opabinia.inference.label_errors.page import Located, render_page
 from opabinia.inference.load import RunModel
 from opabinia.runtime.files import write_atomic
 from opabinia.runtime.log import logging_to
-from opabinia.runtime.text import plural
+from opabinia.runtime.text import csv_text, plural
 
 FOLDER, LIST, PAGE = "labels", "labels.csv", "labels.html"
 
@@ -122,14 +120,12 @@ def list_text(suspects: Sequence[Suspect]) -> str:
     """Return the list as CSV: one suspect a line, with an empty column ``corrected``; places only if there are some."""
     places = any(suspect.place for suspect in suspects)
     columns = ["id", "issue", "label", "predicted", "score", *(("left", "top", "right", "bottom") if places else ())]
-    text = StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*columns, "reason", "corrected"])
+    rows: list[list[str]] = [[*columns, "reason", "corrected"]]
     for suspect in suspects:
         place = [f"{value:.1f}" for value in suspect.place] if suspect.place else [""] * 4
         values = [suspect.id, suspect.issue, suspect.label, suspect.predicted, f"{suspect.score:.4f}"]
-        writer.writerow([*values, *(place if places else ()), suspect.reason, ""])
-    return text.getvalue()
+        rows.append([*values, *(place if places else ()), suspect.reason, ""])
+    return csv_text(rows)
 
 
 def check_same_kind(runs: Sequence[CollectedRun]) -> None:

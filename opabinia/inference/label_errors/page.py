@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
 from PIL import Image
 from torch import Tensor
-from torchvision.transforms.v2.functional import resize
 
 from opabinia.contracts import Sample
 from opabinia.evaluation.label_errors.suspects import Suspect
 from opabinia.inference.label_errors.collect import CollectedRun, find_samples
 from opabinia.inference.sample_page import MAX_IMAGES, MAX_ROWS, render_sample_page
-from opabinia.visualization.drawing import DrawnObject, draw_objects, to_pil
+from opabinia.visualization.drawing import DrawnObject, draw_around, to_pil
 from opabinia.visualization.report.blocks import Gallery, ImageRow, ReportImage, Section, Table
 from opabinia.visualization.report.images import ByteBudget, clean, encode_image
 from opabinia.visualization.video_strips import representative_image
@@ -93,19 +91,7 @@ def _draw(suspect: Suspect, sample: Sample) -> Image.Image:
 
 
 def _draw_boxes(pixels: Tensor, suspect: Suspect) -> Image.Image:
-    height, width = pixels.shape[-2:]
-    boxes = np.array([box for box in (suspect.box, suspect.predicted_box) if box])
-    margin = max(8.0, _MARGIN * float((boxes[:, 2:] - boxes[:, :2]).max()))
-    left, top = (int(max(0, boxes[:, axis].min() - margin)) for axis in (0, 1))
-    right, bottom = (int(min(side, boxes[:, axis].max() + margin)) for axis, side in ((2, width), (3, height)))
-    left, top = min(left, width - 1), min(top, height - 1)  # a predicted box may lie outside
-    crop = pixels[..., top : max(bottom, top + 1), left : max(right, left + 1)]
-    scale = min(1.0, CROP / max(crop.shape[-2:]))
-    if scale < 1:
-        crop = resize(crop, [max(1, round(side * scale)) for side in crop.shape[-2:]], antialias=True)
-    objects = []
-    for number, (box, name) in enumerate(((suspect.box, suspect.label), (suspect.predicted_box, suspect.predicted))):
-        if box:
-            corners = [(value - start) * scale for value, start in zip(box, (left, top, left, top), strict=True)]
-            objects.append(DrawnObject(number, f"{('label', 'predicted')[number]} {name}", corners))
-    return draw_objects(crop, objects, side=CROP, text=13)
+    pairs = (suspect.box, f"label {suspect.label}"), (suspect.predicted_box, f"predicted {suspect.predicted}")
+    objects = [DrawnObject(number, name, box) for number, (box, name) in enumerate(pairs) if box]
+    boxes = [item.box for item in objects]
+    return draw_around(pixels, objects, boxes, side=CROP, margin=_MARGIN, min_margin=8, text=13)

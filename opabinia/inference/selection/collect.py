@@ -31,9 +31,6 @@ from opabinia.runtime.storage import shown_path
 from opabinia.training.run_folder import resolve
 from opabinia.visualization.video_strips import representative_image
 
-NEAR_BITS = 4
-"""Bits of 64 that may differ between hashes of near-duplicates; the default of the data check."""
-
 
 @dataclass(frozen=True)
 class Collected:
@@ -97,7 +94,8 @@ def collect(
         raise ConfigError(Problem("command line", "", "no image can be read: " + "; ".join(errors[:3])))
     uncertainty, features = (np.stack(columns[name]) if name in columns else None for name in (UNCERTAINTY, EMBEDDING))
     unit = None if features is None else unit_rows(features.reshape(len(features), -1))
-    return Collected(read, captions, uncertainty, unit, near_duplicates(hashes), errors)
+    groups = connect(find_near_pairs(hashes), len(hashes))  # small and uniform images are alone
+    return Collected(read, captions, uncertainty, unit, groups, errors)
 
 
 def _finite(values: NDArray[Any], name: str, path: Path) -> NDArray[Any]:
@@ -113,13 +111,6 @@ def caption(predictor: Predictor, row: Predictions) -> str:
         return ""
     presenter = predictor.presenter(shown)
     return ", ".join(presenter.caption(presenter.readable(shown))) or "nothing"
-
-
-def near_duplicates(hashes: Sequence[ImageHash | None]) -> Ints:
-    """Return the number of the group of near-duplicates of each image (int64, N); small and uniform ones are alone."""
-    hashed = np.array([index for index, value in enumerate(hashes) if value is not None], dtype=np.int64)
-    pairs = find_near_pairs([value for value in hashes if value is not None], NEAR_BITS)
-    return connect(hashed[pairs].reshape(-1, 2), len(hashes))
 
 
 # --- labeled images ---------------------------------------------------------------------------------------------------

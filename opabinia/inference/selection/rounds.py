@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Mapping, Sequence
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +10,7 @@ from typing_extensions import TypedDict
 
 from opabinia.runtime.files import write_atomic
 from opabinia.runtime.json_files import read_json
+from opabinia.runtime.text import csv_text
 
 RECORD, ROUNDS = "round.json", "rounds.csv"
 
@@ -82,8 +81,4 @@ def write_table(rounds: Sequence[Round], out: Path) -> None:
     """
     names = list(dict.fromkeys(name for record in rounds for name in record["scores"]))
     rows = rounds_table(rounds, names)
-    text = StringIO()
-    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    write_atomic(out / ROUNDS, text.getvalue())
+    write_atomic(out / ROUNDS, csv_text([rows[0], *(row.values() for row in rows)]))

@@ -22,11 +22,6 @@ from opabinia.tasks.segmentation.task import Segmentation
 UNCERTAINTY = "uncertainty"
 
 
-def has_features(task: Task) -> bool:
-    """Return whether a task has an embedding of images."""
-    return type(task).features is not Task.features
-
-
 def score(predictor: Predictor, measure: Measure, embed: bool, batch: Batch) -> Predictions:
     """Return the predictions of a batch with ``uncertainty`` (B), if the model predicts classes, and if wanted with
     ``embedding`` (B x D).

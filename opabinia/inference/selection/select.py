@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import csv
 import os
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from io import StringIO
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -17,6 +15,7 @@ from PIL.Image import Image
 from opabinia.config import ConfigError, Problem
 from opabinia.contracts import EMBEDDING, Sample, Source
 from opabinia.data.errors import DataError
+from opabinia.engine.loop.layer_outputs import has_features
 from opabinia.evaluation.selection.batches import (
     Chosen,
     Floats,
@@ -42,12 +41,12 @@ from opabinia.inference.selection.collect import (
 )
 from opabinia.inference.selection.page import render_round
 from opabinia.inference.selection.rounds import RECORD, Round, read_rounds, write_table
-from opabinia.inference.selection.scoring import UNCERTAINTY, has_features
+from opabinia.inference.selection.scoring import UNCERTAINTY
 from opabinia.runtime.files import disk_errors, temporary_folder, write_atomic
 from opabinia.runtime.json_files import write_json
 from opabinia.runtime.log import logging_to
 from opabinia.runtime.storage import shown_path
-from opabinia.runtime.text import plural
+from opabinia.runtime.text import csv_text, plural
 from opabinia.training.run_folder import chosen_checkpoint
 from opabinia.training.sweep.runs import read_results
 from opabinia.visualization.drawing import to_pil
@@ -285,14 +284,12 @@ def _write(
 
 def list_text(collected: Collected, chosen: Chosen) -> str:
     """Return the list of chosen images as CSV; unknown values are empty."""
-    text = StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["rank", "path", "uncertainty", "distance", "predicted"])
+    rows: list[list[object]] = [["rank", "path", "uncertainty", "distance", "predicted"]]
     for rank, (index, distance) in enumerate(zip(chosen.indices.tolist(), chosen.distances.tolist(), strict=True), 1):
         uncertainty = "" if collected.uncertainty is None else f"{collected.uncertainty[index]:.4f}"
         known = f"{distance:.4f}" if distance < np.inf else ""
-        writer.writerow([rank, shown_path(collected.paths[index]), uncertainty, known, collected.captions[index]])
-    return text.getvalue()
+        rows.append([rank, shown_path(collected.paths[index]), uncertainty, known, collected.captions[index]])
+    return csv_text(rows)
 
 
 def _drafts(

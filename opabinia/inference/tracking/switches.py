@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 from PIL import Image
 from torch import Tensor
-from torchvision.transforms.v2.functional import resize
 
 from opabinia.contracts.tracking import Role, Tracks
 from opabinia.evaluation.tracking.clear import Switch
 from opabinia.inference.report_galleries import Gallery, GalleryImage, GalleryRow
 from opabinia.inference.tracking.kept import KeptVideos, VideoDetections, read_frame
-from opabinia.visualization.drawing import DrawnObject, draw_objects, side_by_side
+from opabinia.visualization.drawing import DrawnObject, draw_around, side_by_side
 
 WORST, FRAMES, AROUND = 12, 5, 2
 """Strips of a report, frames of each from the last match with a track to the first with another one, and the distance
@@ -90,28 +88,6 @@ def _strip(videos: KeptVideos, sequence: str, video: VideoDetections, tracks: Tr
         drawn = [DrawnObject(colors.get(track, _OTHER), f"{track}", box) for track, box in predicted]
         drawn = sorted(drawn, key=lambda item: item.label)
         drawn += [DrawnObject(_OBJECT, "", objects[number])] if number in objects else []
-        images.append(_cut_out(image, drawn, list(objects.values())))
+        around = list(objects.values())
+        images.append(draw_around(image, drawn, around, side=SIDE, margin=MARGIN, min_margin=MIN_MARGIN))
     return side_by_side(images, [f"frame {number}" for number in shown])
-
-
-def _cut_out(image: Tensor, drawn: Sequence[DrawnObject], around: Sequence[Sequence[float]]) -> Image.Image:
-    """Draw objects on the part of an image around boxes."""
-    boxes, (height, width) = np.array(around), image.shape[-2:]
-    margin = max(MIN_MARGIN, MARGIN * float((boxes[:, 2:] - boxes[:, :2]).max()))
-    left, top = np.clip(boxes[:, :2].min(0) - margin, 0, (width - 1, height - 1)).astype(int).tolist()
-    right, bottom = (
-        np.clip(np.ceil(boxes[:, 2:].max(0) + margin), (left + 1, top + 1), (width, height)).astype(int).tolist()
-    )
-    part = image[:, top:bottom, left:right].as_subclass(Tensor)
-    scale = min(1.0, SIDE / max(part.shape[-2:]))
-    if scale < 1:
-        part = resize(part, [max(1, round(side * scale)) for side in part.shape[-2:]], antialias=True)
-    origin = np.array([left, top, left, top])
-    moved = [replace(item, box=((np.array(item.box) - origin) * scale).tolist()) for item in drawn]
-    inside = [item for item in moved if item.box[2] > 0 and item.box[3] > 0 and _starts_in(item.box, part)]
-    return draw_objects(part, inside, side=SIDE)
-
-
-def _starts_in(box: Sequence[float], image: Tensor) -> bool:
-    height, width = image.shape[-2:]
-    return box[0] < width and box[1] < height

@@ -31,6 +31,7 @@ from opabinia.evaluation.detection.coco import Coco
 from opabinia.evaluation.detection.rotated import DotaMap
 from opabinia.evaluation.mean_losses import MeanLosses
 from opabinia.models.detectors.suppression import box_nms
+from opabinia.runtime.text import first_of
 from opabinia.tasks.dataset_checks import check_channels, check_classes
 from opabinia.tasks.dense_base import DensePrediction, TestTimeAugmentation, validation_losses
 from opabinia.tasks.detection.fusion import fuse_detections, unstack_detections
@@ -208,7 +209,7 @@ class Detection(DensePrediction):
             raise ValueError(f"its boxes are {evaluated}, those of the detector {trained}")
         check_classes(dataset_info, self.dataset_info)
         if self.detector.keypoints and dataset_info.keypoints not in ((), self.dataset_info.keypoints):
-            evaluated, trained = _shortened(dataset_info.keypoints), _shortened(self.dataset_info.keypoints)
+            evaluated, trained = first_of(dataset_info.keypoints, 3), first_of(self.dataset_info.keypoints, 3)
             raise ValueError(f"its keypoints are {evaluated}, those of training {trained}")
         evaluated_info = replace(
             dataset_info,
@@ -232,11 +233,6 @@ class Detection(DensePrediction):
 
 def _first(detections: Detections, count: int) -> Detections:
     return select_detections(detections, torch.arange(min(count, len(detections.scores))))
-
-
-def _shortened(names: Sequence[str]) -> str:
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return ", ".join(names[:3]) + more
 
 
 def _shape(images: Tensor) -> tuple[int, int]:
