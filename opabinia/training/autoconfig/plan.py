@@ -24,6 +24,7 @@ from opabinia.data.layouts.readings import convert
 from opabinia.data.layouts.recognition import recognize
 from opabinia.data.layouts.unlabeled import unlabeled_images
 from opabinia.data.profile import DatasetProfile, profile_dataset
+from opabinia.data.sources.subset import subset
 from opabinia.data.splitting import split_dataset
 from opabinia.models.weights.available import available_backbones
 from opabinia.runtime.durations import format_seconds
@@ -286,11 +287,14 @@ def _profile(reading: Layout, out: Path) -> tuple[Datasets, DatasetProfile]:
     except ValueError as error:
         log.warning("no validation data, so the run has no scores: %s", error)
         return sections, profile_dataset(all_samples, None, task=reading.task, test=test)
-    subset: dict[str, Any] = {"name": "subset", "source": dict(reading.train), "file": str(file)}
-    if reading.task == "reid":
-        subset["identities"] = True
-    train, val = {**subset, "split": "train"}, {**subset, "split": "val"}
-    sources = open_source(train), open_source(val)
+    is_reid = reading.task == "reid"
+    section: dict[str, Any] = {"name": "subset", "source": dict(reading.train), "file": str(file)}
+    section |= {"identities": True} if is_reid else {}
+    train, val = {**section, "split": "train"}, {**section, "split": "val"}
+    sources = (  # not by their sections, which would read the annotations again
+        subset(source=all_samples, file=file, split="train", identities=is_reid),
+        subset(source=all_samples, file=file, split="val", identities=is_reid),
+    )
     counts = f"{len(sources[1])} of {plural(len(all_samples), 'sample')} are held out for validation"
     log.info("split   %s: %s", counts, file)
     sections = replace(sections, train=train, val=val, reason=f"{reading.description}; {counts}")

@@ -253,7 +253,7 @@ def test_the_second_version_of_msmt17(tmp_path: Path) -> None:
         ("0000/0000_000_01_0303morning_0000_0.png 0", r"1 image more than once: .* \(line 1, line 25\)"),
         ("only", r"list_train\.txt: 1 of 25 are not 2 fields \(path identity\): line 25 has 1 fields"),
         (b"\n", r"list_train\.txt is empty"),
-        (b"\xff\xfe", r"list_train\.txt cannot be read: .*utf-8"),
+        (b"\xff\xfe", r"list_train\.txt is not UTF-8: invalid start byte at byte 0"),
         (None, r"there is no file .*list_train\.txt"),
     ],
 )

@@ -8,10 +8,11 @@ import pytest
 
 from opabinia.config import catalog, check, compose
 from opabinia.data.layouts.recognition import recognize
-from opabinia.training.autoconfig.plan import _test_options, _tolerant, open_source
+from opabinia.training.autoconfig.plan import _test_options, _tolerant, open_source, plan
+from opabinia.training.autoconfig.situation import GIB, other_machine
 from opabinia.training.evaluation_data import redirect_source
 from tests.data.layouts.cases import CASES
-from tests.data.layouts.folders import Case, Maker
+from tests.data.layouts.folders import Case, Maker, coco
 
 WITH_TEST = [case for case in CASES if case.test and case.task != "reid"]
 
@@ -34,3 +35,15 @@ def test_the_test_data_of_every_layout_is_evaluated(case: Case, tmp_path: Path) 
         tree = compose({"source": val}, [override])
         source = open_source(check(tree, catalog(), "opened_source").config["source"])
     assert (len(source), source.classes) == (case.test, open_source(layout.test).classes)
+
+
+def test_annotations_are_read_once_for_the_data_and_its_split(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    make = Maker(tmp_path)
+    make.images("data/images/{1..12}.jpg")
+    content = coco([f"images/{number}.jpg" for number in range(1, 13)])
+    content["annotations"][0]["bbox"][2] = 1000
+    make.json("data/annotations.json", content)
+    machine = other_machine(1, 24 * GIB)
+    saved = plan(str(tmp_path / "data"), tmp_path / "recipe.yaml", budget=600, machine=machine)
+    assert saved.data.val is not None and saved.data.val["name"] == "subset"
+    assert caplog.text.count("1 box that extends beyond the image") == 1
