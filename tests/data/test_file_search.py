@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from opabinia.data.file_search import find_files, list_images
-from opabinia.data.sources import FrameFolders, dota, kitti, market1501, named_images, voc, yolo
+from opabinia.data.sources import FrameFolders, dota, kitti, market1501, mot, named_images, voc, yolo
 from opabinia.inference.input_files import find_files as find_inputs
 
 HIDDEN = b"\0\5\x16\7Mac OS X"
@@ -49,7 +49,7 @@ def make_dota(root: Path) -> Sequence[str]:
 def make_kitti(root: Path) -> Sequence[str]:
     write(root, "image_2/1.png", "image_2/2.png")
     lines = "Car 0 0 0 1 1 9 9 0 0 0 0 0 0 0"
-    write(root, "label_2/1.txt", "label_2/2.txt", "label_2/._1.txt", text=lines)
+    write(root, "label_2/1.txt", "label_2/2.txt", text=lines)
     source = kitti(root=root)
     return [source.id(index) for index in range(len(source))]
 
@@ -82,6 +82,14 @@ def make_frames(root: Path) -> Sequence[str]:
     return [frames.name(number) for number in range(frames.frames)]
 
 
+def make_kitti_tracks(root: Path) -> Sequence[str]:
+    write(root, "image_02/0000/000000.png", "image_02/0001/000000.png")
+    lines = "0 1 Car 0 0 0 1 1 9 9 0 0 0 0 0 0 0"
+    write(root, "label_02/0000.txt", "label_02/0001.txt", text=lines)
+    source = mot(root=root, format="kitti")
+    return [source.id(index) for index in range(len(source))]
+
+
 def make_inputs(root: Path) -> Sequence[str]:
     write(root, "b/1.jpg", "2.jpg")
     link(root / "b" / "loop", root)
@@ -90,15 +98,15 @@ def make_inputs(root: Path) -> Sequence[str]:
 
 @pytest.mark.parametrize(
     "make",
-    [make_yolo, make_dota, make_kitti, make_voc, make_named, make_market, make_frames, make_inputs],
+    [make_yolo, make_dota, make_kitti, make_voc, make_named, make_market, make_frames, make_kitti_tracks, make_inputs],
     ids=lambda make: make.__name__,
 )
 def test_hidden_files_are_no_images(
     make: Callable[[Path], Sequence[str]], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     found = list(make(tmp_path))
-    for image in [path for path in tmp_path.rglob("*.*") if path.suffix in (".jpg", ".png")]:
-        image.with_name(f"._{image.name}").write_bytes(HIDDEN)
+    for path in [path for path in tmp_path.rglob("*.*") if path.is_file()]:
+        path.with_name(f"._{path.name}").write_bytes(HIDDEN)
     assert list(make(tmp_path)) == found and len(found) == 2
     assert not caplog.messages
 

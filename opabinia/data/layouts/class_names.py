@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from opabinia.data.layouts.folder import Folder, UnreadableLayout
+from opabinia.data.sources.labels import without_numbers
 from opabinia.data.sources.list_files import read_lines
 from opabinia.data.sources.segmentation_base import Color
 from opabinia.data.sources.segmentation_folder import read_class_file
@@ -50,10 +51,7 @@ def _read(file: Path) -> ClassNames:
     if file.suffix.lower() == ".csv":
         return _read_csv(file)
     names, colors = read_class_file(file)
-    parts = [name.split(maxsplit=1) for name in names]
-    if all(len(part) == 2 and part[0].rstrip(":") == str(number) for number, part in enumerate(parts)):
-        names = [part[1] for part in parts]
-    return [name for name in names if name != "__ignore__"], colors  # of LabelMe's converter: the value 255
+    return [name for name in without_numbers(names) if name != "__ignore__"], colors  # of LabelMe: the value 255
 
 
 def _read_csv(file: Path) -> ClassNames:

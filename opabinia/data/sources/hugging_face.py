@@ -5,13 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from torchvision import tv_tensors
 
 from opabinia.config import register
 from opabinia.contracts import Channels, Sample, Source, SourceInfo
 from opabinia.data.decoding.images import from_pil
-from opabinia.data.sources.labels import numbered_classes
+from opabinia.data.sources.labels import check_no_empty, encode_numbers
 
 
 @register.source
@@ -51,20 +50,11 @@ class HuggingFace(Source):
         self._rows = rows.select_columns([image])  # reading a row decodes all of it
         self._image = image
         values = rows[label][:]
-        if empty := sum(value is None for value in values):
-            raise ValueError(f"{dataset}, {split}: column {label!r} is empty in {empty} of {len(values)} rows")
+        where = f"{dataset}, {split}: column {label!r}"
+        check_no_empty(where, values)
         if others := [value for value in values if not isinstance(value, int)]:
-            hint = "expected an integer; class_encode_column makes them"
-            raise ValueError(f"{dataset}, {split}: column {label!r} holds {others[0]!r}, {hint}")
-        labels = np.asarray(values).astype(np.int64)
-        largest = int(labels.max(initial=-1))
-        names = getattr(rows.features[label], "names", None)
-        names = names or numbered_classes(f"{dataset}, {split}", str(max(largest, 0)), len(values))
-        if len(labels) and not 0 <= labels.min() <= labels.max() < len(names):
-            raise ValueError(
-                f"{dataset}, {split}: labels {labels.min()} to {labels.max()} for {len(names)} classes; "
-                "a split without labels can neither be trained nor evaluated on"
-            )
+            raise ValueError(f"{where} holds {others[0]!r}, expected an integer; class_encode_column makes them")
+        labels, names = encode_numbers(where, values, getattr(rows.features[label], "names", None))
         self.info = SourceInfo(channels=channels, classes=tuple(names), labels=labels)
         self._fingerprint = f"{dataset}/{subset or ''}/{split}, {len(self)} samples, {rows._fingerprint}"
 

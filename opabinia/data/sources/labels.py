@@ -76,6 +76,33 @@ def numbered_classes(where: str, largest: str, samples: int) -> list[str]:
     return list(map(str, range(int(largest) + 1)))
 
 
+def check_no_empty(where: str, values: Sequence[Any]) -> None:
+    """Raise ValueError if some of the labels in a column are missing; the text begins with ``where``."""
+    if empty := sum(value is None for value in values):
+        raise ValueError(f"{where} is empty in {empty} of {len(values)} rows")
+
+
+def encode_numbers(where: str, values: Sequence[int], classes: Sequence[str] | None) -> tuple[Any, list[str]]:
+    """Return class numbers as labels (int64, N), and the names of the classes, by default 0, 1, 2 ...
+
+    Raises:
+        ValueError: a number is below 0, or there is no such class; the text begins with ``where``.
+    """
+    low, high = min(values, default=0), max(values, default=-1)
+    names = list(classes or numbered_classes(where, str(max(high, 0)), len(values)))
+    if not low >= 0 or high >= len(names):
+        hint = "; a split without labels can neither be trained nor evaluated on" if low < 0 else ""
+        raise ValueError(f"{where}: labels {low} to {high} for {len(names)} classes{hint}")
+    return np.array(values, dtype=np.int64), names
+
+
+def without_numbers(lines: Sequence[str]) -> list[str]:
+    """Return the names in lines, without their numbers if all have them in order: ``0 cat`` or ``0: cat``."""
+    parts = [line.split(maxsplit=1) for line in lines]
+    are_numbered = all(len(part) == 2 and part[0].rstrip(":") == str(number) for number, part in enumerate(parts))
+    return [part[1] for part in parts] if are_numbered else list(lines)
+
+
 def encode_labels(
     file: Path, locations: Sequence[str], labels: Sequence[Sequence[str]], classes: list[str] | None, multi_label: bool
 ) -> tuple[Any, tuple[str, ...]]:
@@ -147,9 +174,7 @@ def read_classes(classes: list[str] | None, class_file: Path | None) -> list[str
     if class_file.suffix.lower() == ".json":
         return _classes_by_index(class_file.expanduser())
     lines = [line for _, line in read_lines(class_file.expanduser())]
-    parts = [line.split(maxsplit=1) for line in lines]
-    numbered = all(len(part) == 2 and part[0] == str(i) for i, part in enumerate(parts))
-    return list(class_indices([part[1] for part in parts] if numbered else lines, class_file))
+    return list(class_indices(without_numbers(lines), class_file))
 
 
 def _classes_by_index(file: Path) -> list[str]:

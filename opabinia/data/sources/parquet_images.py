@@ -15,7 +15,7 @@ from opabinia.config import register
 from opabinia.contracts import Channels, Sample, SourceInfo
 from opabinia.data.decoding.images import EncodedImage, decode_sample
 from opabinia.data.sources.file_names import sort_names
-from opabinia.data.sources.labels import class_indices, numbered_classes
+from opabinia.data.sources.labels import check_no_empty, class_indices, encode_numbers
 from opabinia.data.sources.list_files import cell_text, existing_file
 from opabinia.data.sources.named import NamedSamples
 
@@ -83,13 +83,9 @@ def _encode(values: Sequence[Any], classes: Sequence[str] | None, where: str) ->
     Raises:
         ValueError: a value is empty, or none of the classes.
     """
-    if empty := sum(value is None for value in values):
-        raise ValueError(f"{where} is empty in {empty} of {len(values)} rows")
+    check_no_empty(where, values)
     if values and all(type(value) is int for value in values):
-        names = list(classes or numbered_classes(where, str(max(values)), len(values)))
-        if not 0 <= min(values) <= max(values) < len(names):
-            raise ValueError(f"{where}: labels {min(values)} to {max(values)} for {len(names)} classes")
-        return np.array(values, dtype=np.int64), names
+        return encode_numbers(where, values, classes)
     texts = [cell_text(value, where) for value in values]
     names = list(classes or sort_names(set(texts)))
     by_name = class_indices(names)

@@ -110,7 +110,7 @@ def kitti_videos(files: TrackFiles) -> Videos:
     Raises:
         ValueError: there are none, or a file is damaged.
     """
-    label_files = sorted((files.root / "label_02").glob("*.txt"))
+    label_files = sorted((files.root / "label_02").glob("[!.]*.txt"))
     if not label_files:
         raise ValueError(f"{files.root} has no label_02/*.txt, the label files of KITTI tracking")
     contents = {file: [line.split() for line in read_text(file).splitlines()] for file in label_files}

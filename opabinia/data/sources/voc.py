@@ -79,7 +79,7 @@ def voc(
     """
     root = existing_folder(root, "root is the folder that holds Annotations and JPEGImages")
     folder = root / annotations if (root / annotations).is_dir() else root
-    stems = sorted(file.stem for file in folder.glob("*.xml"))
+    stems = sorted(file.stem for file in folder.glob("[!.]*.xml"))
     if not stems:
         raise ValueError(f"{folder} has no XML files")
     file = folder if split is None else root / "ImageSets" / "Main" / f"{split}.txt"
