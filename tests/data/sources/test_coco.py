@@ -362,7 +362,7 @@ def test_the_first_ten_are_reported_and_all_are_counted(read: Reader) -> None:
         (b'{"images": [], "annotations": [], "categories": []}', "has no classes"),
         (b'{"images": [], "annotations": [], "categories": [{"id": 1, "name": "a"}]}', "lists no image"),
         (b'{"images": [], "annotations": [], "categories": [{"id": "1", "name": "a"}]}', "category id '1' is not an"),
-        (b"\x80{}", "cannot be read"),
+        (b"\x80{}", "a.json is not UTF-8: invalid start byte at byte 0"),
         (b"[" * 100_000, "cannot be read: maximum recursion depth"),
         (b"9" * 5000, "cannot be read: Exceeds the limit"),
     ],

@@ -314,10 +314,10 @@ def test_an_invalid_data_yaml_is_reported(export: Path, text: str, message: str)
 
 
 def test_data_yaml_that_cannot_be_read(export: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*arguments: Any, **options: Any) -> str:
+    def refuse(*arguments: Any, **options: Any) -> bytes:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(Path, "read_text", refuse)
+    monkeypatch.setattr(Path, "read_bytes", refuse)
     with pytest.raises(ValueError, match=r"data\.yaml cannot be read: Permission denied"):
         yolo(data=export / "data.yaml")
 
