@@ -50,7 +50,7 @@ ON_SCREEN = {"TERM": "xterm", "COLUMNS": "", "LINES": "", "NO_COLOR": ""}
 def test_a_progress_bar_with_scores_above_it(run: Run) -> None:
     columns, rows = SIZES[0]
     with terminal(columns, rows) as (path, texts):
-        run.train("data.val.source.n=40", stderr=path, environment={**ON_SCREEN, SLOW: "0.02"})
+        run.train(stderr=path, environment={**ON_SCREEN, SLOW: "0.02"})
     shown = Shown(texts[0], 0)
     assert all(len(bar) <= columns for bar in shown.bars) and not re.search(r"\.\.\.|…", shown.text)
     assert re.fullmatch("train ━+ 0/30  0%  ETA \\?", shown.bars[0]), "before the first step"
