@@ -139,7 +139,7 @@ def redirect_source(source: Mapping[str, Any], path: Path, key: str) -> dict[str
     path = path.expanduser()
     if not path.exists():
         raise ConfigError(Problem("command line", "--data", f"there is no {path}"))
-    if source["name"] == "subset":  # of other data all samples are evaluated
+    if source["name"] in ("subset", "random_part"):  # of other data all samples are evaluated
         return redirect_source(source["source"], path, f"{key}.source")
     if isinstance(source.get("source"), Mapping):
         return {**source, "source": redirect_source(source["source"], path, f"{key}.source")}

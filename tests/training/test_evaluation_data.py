@@ -64,6 +64,8 @@ def test_a_source_reads_other_data_of_its_layout(
     assert redirect_source(wrapped, Path(path), "data.val.source") == {**wrapped, "source": {**source, **expected}}
     subset = {"name": "subset", "source": source, "file": "split.json", "split": "val"}
     assert redirect_source(subset, Path(path), "data.val.source") == {**source, **expected}
+    part = {"name": "random_part", "source": source, "fraction": 0.2, "part": "chosen", "seed": 0}
+    assert redirect_source(part, Path(path), "data.val.source") == {**source, **expected}
 
 
 @pytest.mark.parametrize(
