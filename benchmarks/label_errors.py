@@ -1,11 +1,12 @@
 """Claim: where 5 % of the labels are flipped, at least 85 % of the first 5 % of `opabinia data labels` are such labels,
 not fewer than cleanlab's on the same predictions; damaged boxes are ranked as well by cleanlab's ObjectLab.
 
-Labels of digits are flipped, three folds are trained on them, and each sample is scored by the model that was not
-trained on it. Boxes of the validation scenes of digits are damaged in five ways, and compared with the predictions of a
-short run on the training scenes. cleanlab (AGPL) needs an
-environment of its own, whose Python CLEANLAB_PYTHON names; without it only our side is printed. Run:
-``CLEANLAB_PYTHON=cleanlab/bin/python python benchmarks/label_errors.py [--runs FOLDER] [digits] [boxes]``.
+Labels of digits, or of photographs of clothes, are flipped, three folds are trained on them (clothes: from ImageNet
+weights), and each sample is scored by the model that was not trained on it. Boxes of the validation scenes of digits
+are damaged in five ways, and compared with the predictions of a short run on the training scenes. cleanlab (AGPL) needs
+an environment of its own, whose Python CLEANLAB_PYTHON names; without it only our side is printed. Run:
+``CLEANLAB_PYTHON=cleanlab/bin/python python benchmarks/label_errors.py [--runs FOLDER] [digits] [boxes]``, and
+``... label_errors.py clothing --root path/to/clothing_small``.
 """
 
 from __future__ import annotations
@@ -22,14 +23,16 @@ from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 import opabinia
 from opabinia.config.paths import holds_run
+from opabinia.contracts import Source
 from opabinia.data.sources import Digits, DigitScenes
+from opabinia.data.sources.folder import ImageFolder
 from opabinia.data.sources.subset import write_split
 from opabinia.evaluation.classification.multilabel import average_precision
 from opabinia.evaluation.detection.base import ImageResult, to_corners
@@ -74,7 +77,7 @@ def train(recipe: str, folder: Path, name: str, words: Sequence[str]) -> Path:
     return run
 
 
-# --- flipped labels of digits -----------------------------------------------------------------------------------------
+# --- flipped labels ---------------------------------------------------------------------------------------------------
 
 CLASSIFICATION = """
 import numpy as np
@@ -89,13 +92,44 @@ np.savez("out.npz", issues=issues, **scores)
 """
 
 
-def flipped_digits(folder: Path, seed: int, folds: int = 3) -> tuple[list[Path], set[str]]:
-    """Train folds of the digits with flipped labels, and return the runs and the ids of the flipped samples."""
-    source, rng = Digits(split="train"), np.random.default_rng(seed)
-    labels = source.info.single_labels
+class Labeled(NamedTuple):
+    """Data with labels, some of which are flipped.
+
+    Attributes:
+        source: the images.
+        config: the source in a config.
+        recipe: of the runs.
+        words: changes to the recipe.
+    """
+
+    source: Source
+    config: str
+    recipe: str
+    words: Sequence[str]
+
+
+def labeled_digits() -> Labeled:
+    return Labeled(Digits(split="train"), "digits", "classification/digits", ["train.length=6ep"])
+
+
+def labeled_clothes(root: Path) -> Labeled:
+    train = root / "train"
+    words = [
+        *("vars.size=96", "vars.enlarged=109", "task.backbone.model=tf_efficientnet_lite0.in1k"),
+        *("task.backbone.pretrained=true", "optimizer.lr=0.0007", "schedule.warmup=10it", "train.length=4ep"),
+        *("evaluate.every=4ep", "train.channels_last=true"),
+    ]
+    config = f"{{name: image_folder, root: {train}}}"
+    return Labeled(ImageFolder(root=train), config, "classification/image_folder", words)
+
+
+def flipped_folds(data: Labeled, folder: Path, seed: int, folds: int = 3) -> tuple[list[Path], set[str]]:
+    """Train folds of the data with flipped labels, and return the runs and the ids of the flipped samples."""
+    source, rng = data.source, np.random.default_rng(seed)
+    labels, classes = source.info.single_labels, len(source.classes)
     assert labels is not None
     flipped = rng.choice(len(source), round(SHARE * len(source)), replace=False)
-    wrong = (labels[flipped] + rng.integers(1, 10, len(flipped))) % 10
+    wrong = (labels[flipped] + rng.integers(1, classes, len(flipped))) % classes
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "flipped.csv").open("w", newline="") as file:
         writer = csv.writer(file)
@@ -106,18 +140,18 @@ def flipped_digits(folder: Path, seed: int, folds: int = 3) -> tuple[list[Path],
     for number in range(folds):
         split = folder / f"fold{number}.json"
         write_split(split, [source.id(index) for index in np.flatnonzero(fold == number)])
-        given = f"{{name: corrected, source: digits, file: {folder / 'flipped.csv'}}}"
+        given = f"{{name: corrected, source: {data.config}, file: {folder / 'flipped.csv'}}}"
         parts = (f"{{name: subset, source: {given}, file: {split}, split: {part}}}" for part in ("train", "val"))
         words = [f"data.{part}.source={source}" for part, source in zip(("train", "val"), parts, strict=True)]
-        runs.append(train("classification/digits", folder, f"fold{number}", ["train.length=6ep", *words]))
+        runs.append(train(data.recipe, folder, f"fold{number}", [*data.words, *words]))
     return runs, {source.id(index) for index in flipped}
 
 
-def digits(folder: Path, python: str | None, detector: Path | None) -> None:
+def flips(data: Labeled, folder: Path, python: str | None) -> None:
     """Print the share of flipped labels among the first 5 % of each ranking."""
     precision: dict[str, list[float]] = {}
     for seed in SEEDS:
-        runs, flipped = flipped_digits(folder / f"digits{seed}", seed)
+        runs, flipped = flipped_folds(data, folder / f"seed{seed}", seed)
         checks = [collect(RunModel(run), None).check for run in runs]
         samples = [check.samples() for check in checks if isinstance(check, ClassificationCheck)]
         ids = [name for part in samples for name in part.ids]
@@ -138,12 +172,13 @@ def digits(folder: Path, python: str | None, detector: Path | None) -> None:
             scores |= {f"cleanlab: {name.replace('_', ' ')}": out[name] for name in out.files if name != "issues"}
             issues = out["issues"]
             print(f"  seed {seed}: cleanlab lists {len(issues)}, {is_flipped[issues].mean():.3f} of them flipped")
-        found = ClassificationCheck.find(checks, [str(label) for label in range(10)]).suspects
+        found = ClassificationCheck.find(checks, list(data.source.classes)).suspects
         share = np.mean([suspect.id in flipped for suspect in found])
         print(f"  seed {seed}: opabinia lists {len(found)}, {share:.3f} of them flipped; {first} labels are flipped")
         for name, values in scores.items():
             precision.setdefault(name, []).append(is_flipped[np.argsort(values, kind="stable")[:first]].mean())
-    print(f"share of flipped labels among the first 5 % of 1,437, seeds {', '.join(map(str, SEEDS))}, and the mean")
+    seeds = ", ".join(map(str, SEEDS))
+    print(f"share of flipped labels among the first 5 % of {len(data.source):,}, seeds {seeds}, and the mean")
     for name, shares in precision.items():
         print(f"  {name:<44}{'  '.join(f'{share:.3f}' for share in shares)}   {np.mean(shares):.3f}")
 
@@ -246,7 +281,6 @@ ISSUES = (
 def boxes(folder: Path, python: str | None, detector: Path | None) -> None:
     """Print the average precision of our ranking, and of cleanlab's, for each damage of boxes."""
     run = detector or train("detection/digits", folder, "clean", ["train.length=2ep", "evaluate.every=2ep"])
-    folder = folder / "boxes"
     places = damaged_scenes(folder)
     scenes = f"{{name: coco, root: {folder / 'images'}, file: {folder / 'damaged.json'}, channels: 1}}"
     check = collect(RunModel(run, [f"data.val.source={scenes}"]), None).check
@@ -324,13 +358,19 @@ def main() -> None:
     parser.add_argument("parts", nargs="*", default=["digits", "boxes"])
     parser.add_argument("--runs", type=Path, help="Keep the runs in this folder, and use those that are there.")
     parser.add_argument("--detector", type=Path, help="Use this run of detection/digits instead of training one.")
+    parser.add_argument("--root", type=Path, help="Folder of clothing_small, for `clothing`.")
     args = parser.parse_args()
+    if "clothing" in args.parts and args.root is None:
+        parser.error("clothing: --root is missing")
+    python = os.environ.get("CLEANLAB_PYTHON")
     began = time.process_time()
     with tempfile.TemporaryDirectory() as temporary:
         for part in args.parts:
-            {"digits": digits, "boxes": boxes}[part](
-                args.runs or Path(temporary), os.environ.get("CLEANLAB_PYTHON"), args.detector
-            )
+            folder = (args.runs or Path(temporary)) / part
+            if part == "boxes":
+                boxes(folder, python, args.detector)
+            else:
+                flips(labeled_digits() if part == "digits" else labeled_clothes(args.root), folder, python)
     print(f"CPU time {time.process_time() - began:.0f} s", file=sys.stderr)
 
 
