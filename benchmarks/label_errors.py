@@ -115,9 +115,9 @@ def labeled_digits() -> Labeled:
 def labeled_clothes(root: Path) -> Labeled:
     train = root / "train"
     words = [
-        *("vars.size=96", "vars.enlarged=109", "task.backbone.model=tf_efficientnet_lite0.in1k"),
-        *("task.backbone.pretrained=true", "optimizer.lr=0.0007", "schedule.warmup=10it", "train.length=4ep"),
-        *("evaluate.every=4ep", "train.channels_last=true"),
+        *("vars.size=128", "vars.enlarged=146", "task.backbone.model=tf_efficientnet_lite0.in1k"),
+        *("task.backbone.pretrained=true", "optimizer.lr=0.0007", "schedule.warmup=10it", "train.length=5ep"),
+        *("evaluate.every=5ep", "train.channels_last=true"),
     ]
     config = f"{{name: image_folder, root: {train}}}"
     return Labeled(ImageFolder(root=train), config, "classification/image_folder", words)
@@ -156,7 +156,9 @@ def flips(data: Labeled, folder: Path, python: str | None) -> None:
         samples = [check.samples() for check in checks if isinstance(check, ClassificationCheck)]
         ids = [name for part in samples for name in part.ids]
         labels, probabilities = (np.concatenate([part[field] for part in samples]) for field in (1, 2))
-        votes = np.concatenate([neighbor_votes(part.labels, part.embeddings, 10) for part in samples])
+        votes = np.concatenate(
+            [neighbor_votes(part.labels, part.embeddings, len(data.source.classes)) for part in samples]
+        )
         of_label = votes[np.arange(len(labels)), labels]
         scores = {
             "opabinia: data labels": -suspicion(labels, probabilities, votes),

@@ -26,7 +26,7 @@ RECIPES = {
     "classification": ("classification/digits_semi", "val/top1"),
     "segmentation": ("segmentation/digits_semi", "val/mIoU"),
     "detection": ("detection/digits_semi", "val/AP"),
-    "clothing": ("classification/clothing_semi", "val/top1"),
+    "clothing": ("classification/clothing_semi", "val_ema/top1"),
 }
 """By task: the recipe and the score."""
 

@@ -192,6 +192,11 @@ SMALLER = {
     **{f"segmentation/coco/panoptic_fpn_r50_{length}x": _RCNN for length in (1, 3)},
     # Ten batches of 64 photographs take minutes on a small machine.
     "classification/image_folder": ("data.batch_size=4", "data.train.transforms.0.size=96"),
+    "classification/clothing_semi": (
+        *("vars.val=val", "vars.size=32", "task.backbone.pretrained=false", "data.batch_size=8"),
+        *("data.train.source.per_class=4", "semi_supervised.unlabeled.source.per_class=4"),
+        "semi_supervised.warmup=1it",
+    ),
 }
 """Overrides of recipes that would take too long."""
 
@@ -326,6 +331,7 @@ DATA = {
     "reid/mot": small_data.mot,
     **dict.fromkeys(("video/folder", "video/omniglot_strokes"), small_data.kinetics),
     "classification/clothing_small": save_pictures,
+    "classification/clothing_semi": save_pictures,
     "classification/fashion_mnist": save_idx,
     "classification/image_folder": save_pictures,
     "selfsup/images": save_pictures,

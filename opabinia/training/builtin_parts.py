@@ -29,6 +29,7 @@ from opabinia.engine.hooks import (
     loss_spike,
     precise_bn,
     profiler,
+    quantization_aware,
     time_limit,
 )
 from opabinia.engine.loggers import mlflow, wandb

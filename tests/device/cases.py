@@ -157,7 +157,9 @@ TASKS = {
     ),
     "reid": REID,
     "rotation": self_supervised("rotation_r50"),
-    "segmentation": segmentation("name: fpn, neck: {name: fpn, channels: 32}, channels: 32"),
+    "segmentation": segmentation(
+        "name: fpn, neck: {name: fpn, channels: 32}, channels: 32", "hooks.int8={name: quantization_aware, batches: 1}"
+    ),
     "simclr": self_supervised("simclr_r50"),
     "simsiam": self_supervised("simsiam_r50"),
     "swav": self_supervised("swav_r50", "vars.small=32"),

@@ -76,7 +76,7 @@ def set_statistics(task: Task, norms: Mapping[str, Any], batches: Iterable[Batch
                 norm.train()
                 norm.momentum = 0.0  # running statistics stay as they are until all batches are measured
             for batch in batches:
-                for images in _image_batches(batch):
+                for images in image_batches(batch):
                     task.predict(images)
         finally:
             for hook in hooks:
@@ -93,7 +93,7 @@ def set_statistics(task: Task, norms: Mapping[str, Any], batches: Iterable[Batch
             norm.running_var.copy_(total.squares / total.count)
 
 
-def _image_batches(batch: Batch) -> list[Batch]:
+def image_batches(batch: Batch) -> list[Batch]:
     """Return the batch; if it has views instead of images, one batch per view, because ``predict`` needs images."""
     return [{**batch, "image": view} for view in batch["views"]] if "views" in batch else [batch]
 
