@@ -14,7 +14,7 @@ import torch
 from opabinia.config import ConfigError, Problem
 from opabinia.config.build import errors_at
 from opabinia.config.errors import listing
-from opabinia.contracts import SINGLE, UNLABELED, Batch, DatasetInfo, GlobalBatch, Plan, Sampler, Task
+from opabinia.contracts import SINGLE, Batch, DatasetInfo, GlobalBatch, Plan, Sampler, Task
 from opabinia.data import Data, TrainingStream
 from opabinia.data.decoding.cache import with_cache
 from opabinia.data.device_transforms.apply import DeviceTransforms, describe_split, recording_reader
@@ -213,7 +213,9 @@ class TrainingBatches:
             raise ConfigError(Problem("", "hooks", message))
         seed, length = hash32(FRESH, self.seed), Duration(count, "it")
         if name == "train":
-            unmixed = {name: replace(dataset, mix=()) for name, dataset in self.datasets().items() if name != UNLABELED}
+            datasets = self.datasets()
+            names = (SINGLE,) if SINGLE in datasets else datasets  # of semi-supervised training the labeled images
+            unmixed = {name: replace(datasets[name], mix=()) for name in names}
             batches = plan_streams(self.data, unmixed, self.shares, self.dataset_info, length, seed)
             return _first_batches(batches.loader(device, size_multiple), count)
         val_set = validation[name]

@@ -187,3 +187,14 @@ def test_the_last_shared_layer_is_read_by_all_tasks() -> None:
         assert weight is model.backbone.model.get_submodule(expected).weight
         model.backbone.requires_grad_(False)
         assert model._last_shared() == []
+
+
+def test_hooks_read_the_training_data_of_every_task(tmp_path: Path) -> None:
+    """Also of one that is called as the stream of semi-supervised training is."""
+    recipe = tmp_path / "named.yaml"
+    recipe.write_text(RECIPE.replace("parity:", "unlabeled:"))
+    hooks = ["hooks.int8={name: quantization_aware, batches: 1}", "hooks.bn={name: precise_bn, batches: 1}"]
+    run, _ = launch.train(str(recipe), ["train.length=1it", *hooks], out=tmp_path)
+    ranges = load_safetensors(run / "checkpoints" / "step-00000001" / "int8.safetensors")
+    assert {name.split(".")[0] for name in ranges} == {"backbone", "tasks"}
+    assert {name.split(".")[1] for name in ranges if name.startswith("tasks")} == {"digits", "unlabeled"}
