@@ -227,6 +227,24 @@ def test_reduced_precisions_keep_names_and_types_and_change_values_little(graph:
     assert types.count("Conv") == 2 and types.count("QuantizeLinear") == 2
 
 
+def test_int8_rounds_the_output_of_relu6_and_not_its_input(tmp_path: Path) -> None:
+    """One large input would leave few of the 256 levels to all others."""
+    generator = np.random.default_rng(0)
+    nodes = [
+        ("first", "Conv", ["image", "first_weight"], ["wide"], {}),
+        ("relu6", "Clip", ["wide", "low", "high"], ["narrow"], {}),
+        ("second", "Conv", ["narrow", "second_weight"], ["output"], {}),
+    ]
+    weights = {name: generator.normal(size=(16, 16, 1, 1)) for name in ("first_weight", "second_weight")}
+    image = torch.from_numpy(generator.normal(size=(4, 16, 8, 8)).astype(np.float32))
+    weights["first_weight"][0, 0] = 300
+    inputs = {"image": (FLOAT, ["batch", 16, 8, 8])}
+    path = save_graph(tmp_path / "graph.onnx", nodes, inputs, {"output": None}, {**weights, "low": 0, "high": 6})
+    write_int8(path, int8_path := tmp_path / "int8.onnx", [], [{"image": image}])
+    expected, actual = (ExportedTask(file).run(image=image)["output"] for file in (path, int8_path))
+    assert (actual - expected)[:, 1:].abs().mean() < 0.05 * expected.abs().mean()
+
+
 def test_int8_sums_fit_into_16_bits_on_every_cpu(tmp_path: Path) -> None:
     """Without VNNI a CPU adds two products of an input and a weight in 16 bits: 8-bit weights gave half of the sum."""
     inputs, weights = {"image": (FLOAT, ["batch", 64, 8, 8])}, {"weight": np.ones((32, 64, 1, 1))}

@@ -128,17 +128,17 @@ def neighbor_votes(labels: Ints, embeddings: Floats, classes: int, *, k: int = N
 
 
 def suspicion(labels: Ints, probabilities: Floats, votes: Floats) -> Floats:
-    """Return the suspicion of each label from 0 to 1 (N): the mean of 1 - :func:`self_confidence` and of the share of
-    the neighbors' votes for other classes.
+    """Return the suspicion of each label from 0 to 1 (N): 1 - :func:`self_confidence` x the share of the neighbors'
+    votes for the label, with one vote for it added, so that neighbors alone convict no label.
 
     Args:
         labels: N.
         probabilities: N x K.
         votes: N x K, see :func:`neighbor_votes`; rows of zeros are not counted.
     """
-    model = 1 - self_confidence(labels, probabilities)
-    disagreement = 1 - votes[np.arange(len(labels)), labels]
-    return np.where(votes.any(1), (model + disagreement) / 2, model)
+    confidence = self_confidence(labels, probabilities)
+    agreement = (NEIGHBORS * votes[np.arange(len(labels)), labels] + 1) / (NEIGHBORS + 1)
+    return np.where(votes.any(1), 1 - confidence * agreement, 1 - confidence)
 
 
 class Samples(NamedTuple):

@@ -24,7 +24,7 @@ _HALF = _LAYERS | {
 _SAMPLERS = {"GridSample", "RoiAlign"}
 """Read features (the first input) at coordinates."""
 _SUMS = {"Add", "AveragePool"}
-_QUANTIZED = ["Conv", "Gemm", "MatMul", "Add", "MaxPool", "AveragePool", "Relu"]
+_QUANTIZED = ["Conv", "Gemm", "MatMul", "Add", "MaxPool", "AveragePool", "Relu", "Clip"]
 
 
 def layer_names(path: Path) -> dict[str, str]:

@@ -86,10 +86,11 @@ def test_votes_do_not_depend_on_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     np.testing.assert_allclose(neighbor_votes(labels, embeddings, 3), whole, atol=1e-6)
 
 
-def test_suspicion_is_the_mean_of_model_and_neighbors() -> None:
-    labels, probabilities = np.array([0, 0]), np.array([[0.2, 0.8], [0.2, 0.8]])
-    votes = np.array([[0.5, 0.5], [0.0, 0.0]])
-    assert suspicion(labels, probabilities, votes).tolist() == pytest.approx([(0.8 + 0.5) / 2, 0.8])
+def test_suspicion_multiplies_the_probabilities_of_model_and_neighbors() -> None:
+    labels, probabilities = np.array([0, 0, 0]), np.array([[0.2, 0.8], [0.2, 0.8], [0.2, 0.8]])
+    votes = np.array([[0.5, 0.5], [0.0, 1.0], [0.0, 0.0]])
+    expected = [1 - 0.2 * 11 / 21, 1 - 0.2 / 21, 0.8]  # without neighbors that of the model alone
+    assert suspicion(labels, probabilities, votes).tolist() == pytest.approx(expected)
 
 
 # --- the check --------------------------------------------------------------------------------------------------------
