@@ -54,11 +54,13 @@ def test_unexpected_scores_exit_with_status_1(opabinia: Opabinia, tmp_path: Path
         ),
         ("early_stop: {metric: test/top1}", "no evaluation computes the score 'test/top1'; scores: val/top1"),
         ("precise: {name: precise_bn, every: 3it, data: test}", "there is no dataset 'test'; datasets: train, val"),
+        ("int8: {name: quantization_aware, exclude: [neck.*]}", "hooks.int8: exclude: no layer is named 'neck.*'"),
     ],
-    ids=["freeze", "score", "set", "dataset"],
+    ids=["freeze", "score", "set", "dataset", "layer"],
 )
 def test_errors_before_the_first_step(opabinia: Opabinia, tmp_path: Path, hook: str, message: str) -> None:
-    result = opabinia("train", "classification/digits", *SMALL, f"hooks={{{hook}}}", "--out", tmp_path)
+    words = [*SMALL, "loggers=[terminal]", f"hooks={{{hook}}}"]
+    result = opabinia("train", "classification/digits", *words, "--out", tmp_path)
     assert result.status == 2 and message in result.err and "Traceback" not in result.err
     metrics = tmp_path / "classification/digits/default/metrics.jsonl"
     assert not metrics.exists() or not metrics.read_text()

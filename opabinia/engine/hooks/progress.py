@@ -130,6 +130,7 @@ class TrainingBar(Hook):
 
     def __init__(self, eta: Eta) -> None:
         self._eta, self._shown = eta, ExitStack()
+        self._has_bar = False
         self._speed: str = ""
         self._line: dict[str, Any] = {}
 
