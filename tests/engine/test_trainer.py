@@ -157,6 +157,17 @@ def test_every_hook_finishes_also_after_an_error_in_another_hook(tmp_path: Path)
     assert trainer._run.metrics_log._file is None, "closed by a later hook"
 
 
+def test_the_error_that_ends_a_run_is_the_one_that_is_raised(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(Hook):
+        def finish(self, run: Run, how: object) -> None:
+            raise RuntimeError("later")
+
+    failing = Failing("after_step", ValueError("first"))
+    with pytest.raises(ValueError, match="first"):
+        Setup(tmp_path, user={"a": failing, "b": Broken()}).trainer().run()
+    assert "hooks.b failed, too: RuntimeError: later" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("key", "hook", "message"),
     [

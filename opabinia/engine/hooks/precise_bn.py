@@ -12,6 +12,7 @@ from opabinia.config import register
 from opabinia.contracts import Batch, Count, Run, Task
 from opabinia.engine.hooks.periods import Periodic
 from opabinia.engine.loop.evaluate import evaluation_mode
+from opabinia.engine.loop.layer_outputs import observe_inputs
 from opabinia.runtime.durations import Duration
 from opabinia.runtime.log import log
 from opabinia.runtime.processes import all_gather
@@ -67,7 +68,6 @@ def set_statistics(task: Task, norms: Mapping[str, Any], batches: Iterable[Batch
     Example: a norm that sees [1, 3] and then [2, 4, 6, 8] gets mean 4 and variance 5.6667.
     """
     moments = {name: _Moments() for name in norms}
-    hooks = [norm.register_forward_pre_hook(moments[name].add_input) for name, norm in norms.items()]
     momentums = {name: norm.momentum for name, norm in norms.items()}
     counts = {name: norm.num_batches_tracked.clone() for name, norm in norms.items()}
     with evaluation_mode(task), torch.no_grad():
@@ -75,12 +75,8 @@ def set_statistics(task: Task, norms: Mapping[str, Any], batches: Iterable[Batch
             for norm in norms.values():
                 norm.train()
                 norm.momentum = 0.0  # running statistics stay as they are until all batches are measured
-            for batch in batches:
-                for images in image_batches(batch):
-                    task.predict(images)
+            observe_inputs(task, {name: values.add_input for name, values in moments.items()}, batches)
         finally:
-            for hook in hooks:
-                hook.remove()
             for name, norm in norms.items():
                 norm.momentum = momentums[name]
                 norm.num_batches_tracked.copy_(counts[name])
@@ -91,11 +87,6 @@ def set_statistics(task: Task, norms: Mapping[str, Any], batches: Iterable[Batch
         if total.count:  # a norm that these batches do not reach keeps its statistics
             norm.running_mean.copy_(total.mean)
             norm.running_var.copy_(total.squares / total.count)
-
-
-def image_batches(batch: Batch) -> list[Batch]:
-    """Return the batch; if it has views instead of images, one batch per view, because ``predict`` needs images."""
-    return [{**batch, "image": view} for view in batch["views"]] if "views" in batch else [batch]
 
 
 class _Moments:

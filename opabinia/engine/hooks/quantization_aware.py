@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatch
 from functools import partial
 from typing import Any
@@ -13,8 +13,8 @@ from torch.utils.hooks import RemovableHandle
 
 from opabinia.config import register
 from opabinia.contracts import Batch, Count, Hook, Run, Task
-from opabinia.engine.hooks.precise_bn import image_batches
 from opabinia.engine.loop.evaluate import evaluation_mode
+from opabinia.engine.loop.layer_outputs import observe_inputs
 from opabinia.runtime.log import log
 from opabinia.runtime.processes import all_gather
 
@@ -48,9 +48,8 @@ class QuantizationAware(Hook):
         self.batches, self.exclude = batches, exclude
         self._ranges: dict[str, Tensor] = {}
         self._weights: list[nn.Parameter] = []
-        self._precise: list[Tensor] = []
+        self._precise: list[Tensor] = []  # empty between steps
         self._handles: list[RemovableHandle] = []
-        self._is_step = False
 
     def start(self, run: Run) -> None:
         """Measure the ranges, unless a checkpoint has them."""
@@ -59,14 +58,14 @@ class QuantizationAware(Hook):
         layers = _quantized_layers(run.task, self.exclude)
         if not self._ranges:
             with run.autocast():
-                self._ranges = measure_ranges(run.task, layers, run.batches("train", self.batches))
+                self._ranges = measure_ranges(run.task, list(layers), run.batches("train", self.batches))
         reached = {name: layer for name, layer in layers.items() if name in self._ranges}
         if not reached:
             raise ValueError("the model has no convolution or linear layer that could be rounded")
         self._weights = list(dict.fromkeys(layer.weight for layer in reached.values()))  # some layers share them
         for name, layer in reached.items():
-            round_input = _input_rounding(self._ranges[name].to(layer.weight.device))
-            self._handles.append(layer.register_forward_pre_hook(partial(self._round_input, round_input)))
+            levels = _input_levels(self._ranges[name].to(layer.weight.device))
+            self._handles.append(layer.register_forward_pre_hook(partial(self._round_input, *levels)))
         log.info("quantization_aware: %d of %d layers are rounded", len(reached), len(layers))
 
     def before_step(self, run: Run, batch: Batch) -> None:
@@ -75,7 +74,6 @@ class QuantizationAware(Hook):
             self._precise = [weight.detach().clone() for weight in self._weights]
             for weight in self._weights:
                 weight.copy_(round_weight(weight))
-        self._is_step = True
 
     def after_backward(self, run: Run) -> None:
         """Restore the weights before their update."""
@@ -94,16 +92,17 @@ class QuantizationAware(Hook):
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         self._ranges = dict(tensors)
 
-    def _round_input(
-        self, round_input: Callable[[Tensor], Tensor], layer: nn.Module, inputs: tuple[Any, ...]
-    ) -> tuple[Any, ...]:
-        return (round_input(inputs[0]), *inputs[1:]) if self._is_step else inputs
+    def _round_input(self, scale: Tensor, zero: Tensor, layer: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        if not self._precise:  # an evaluation
+            return inputs
+        values, *others = inputs
+        return torch.fake_quantize_per_tensor_affine(values.float(), scale, zero, 0, _LARGEST_INPUT), *others
 
     @torch.no_grad()
     def _restore(self) -> None:
         for weight, precise in zip(self._weights, self._precise, strict=False):
             weight.copy_(precise)
-        self._precise, self._is_step = [], False
+        self._precise = []
 
 
 def round_weight(weight: Tensor) -> Tensor:
@@ -113,20 +112,15 @@ def round_weight(weight: Tensor) -> Tensor:
     return (weight / scale).round() * scale
 
 
-def _input_rounding(limits: Tensor) -> Callable[[Tensor], Tensor]:
-    """Return the rounding of inputs between two limits (2) around zero to 256 numbers, of which one is zero."""
+def _input_levels(limits: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the distance of 256 numbers between two limits (2) around zero, and which of them is zero."""
     scale = ((limits[1] - limits[0]) / _LARGEST_INPUT).clamp(min=torch.finfo(torch.float32).tiny)
-    zero = (-limits[0] / scale).round().to(torch.int32)
-
-    def round_input(values: Tensor) -> Tensor:
-        return torch.fake_quantize_per_tensor_affine(values.float(), scale, zero, 0, _LARGEST_INPUT)
-
-    return round_input
+    return scale, (-limits[0] / scale).round().to(torch.int32)
 
 
-def measure_ranges(task: Task, layers: Mapping[str, nn.Module], batches: Iterable[Batch]) -> dict[str, Tensor]:
+def measure_ranges(task: Task, layers: Sequence[str], batches: Iterable[Batch]) -> dict[str, Tensor]:
     """Return smallest and largest input (2, with zero between them) of the layers by name, in all batches of all
-    processes; layers that no prediction needs are left out."""
+    processes. Layers that no prediction needs have none."""
     ranges: dict[str, Tensor] = {}
 
     def measure(name: str, layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
@@ -134,15 +128,8 @@ def measure_ranges(task: Task, layers: Mapping[str, nn.Module], batches: Iterabl
         limits = torch.stack([-low, high]).clamp(min=0)
         ranges[name] = torch.maximum(ranges[name], limits) if name in ranges else limits
 
-    handles = [layer.register_forward_pre_hook(partial(measure, name)) for name, layer in layers.items()]
-    try:
-        with evaluation_mode(task), torch.no_grad():
-            for batch in batches:
-                for images in image_batches(batch):
-                    task.predict(images)
-    finally:
-        for handle in handles:
-            handle.remove()
+    with evaluation_mode(task), torch.no_grad():
+        observe_inputs(task, {name: partial(measure, name) for name in layers}, batches)
     sign = torch.tensor([-1.0, 1.0])
     gathered = all_gather({name: limits.cpu() for name, limits in ranges.items()})
     return {

@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from opabinia.contracts import Hook, Run
+from opabinia.runtime.log import log
 
 _EVENTS = ("start", "before_phase", "before_step", "after_backward", "after_step", "after_phase")
 
@@ -72,14 +73,17 @@ class HookDispatcher:
         self.active = outer
 
     def finish(self, run: Run, how: str | BaseException) -> None:
-        """Call ``finish`` of every hook, even if earlier ones fail; then raise the first error."""
+        """Call ``finish`` of every hook, even if earlier ones fail; then raise the first error. If an error has ended
+        the run, later ones are logged and do not take its place."""
         errors: list[Exception] = []
-        for hook in self.hooks.values():
+        for key, hook in self.hooks.items():
             try:
                 hook.finish(run, how)
             except Exception as error:
                 errors.append(error)
-        if errors:
+                if isinstance(how, BaseException):
+                    log.warning("hooks.%s failed, too: %s: %s", key, type(error).__name__, error)
+        if errors and not isinstance(how, BaseException):
             raise errors[0]
 
     def state_dict(self) -> dict[str, Any]:

@@ -1,12 +1,12 @@
-"""Outputs of named layers, captured while a task predicts."""
+"""Inputs and outputs of named layers, observed while a task predicts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from opabinia.contracts import EMBEDDING, Batch, DataMismatch, Predictions, Task
 from opabinia.models.capture import Layer, capture, nearest_names
@@ -29,6 +29,21 @@ def check_layer_names(task: Task, names: Iterable[str]) -> None:
     missing = [f"there is no layer {name!r}; near: {nearest_names(name, known)}" for name in names if name not in known]
     if missing:
         raise DataMismatch("; ".join(missing))
+
+
+def observe_inputs(
+    task: Task, observers: Mapping[str, Callable[[nn.Module, tuple[Any, ...]], None]], batches: Iterable[Batch]
+) -> None:
+    """Predict batches, and call the observer of each named layer with the layer and its inputs. If a batch has views
+    instead of images, each view is predicted, because ``predict`` needs images."""
+    handles = [task.get_submodule(name).register_forward_pre_hook(observer) for name, observer in observers.items()]
+    try:
+        for batch in batches:
+            for images in [{**batch, "image": view} for view in batch.get("views", ())] or [batch]:
+                task.predict(images)
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def predict_with_layers(task: Task, batch: Batch, names: Sequence[str]) -> tuple[Predictions, dict[str, list[Tensor]]]:
