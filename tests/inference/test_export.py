@@ -26,12 +26,14 @@ from opabinia.inference.export import Measured, export
 from opabinia.inference.export.description import Description
 from opabinia.inference.export.files import LIBRARIES, GraphForm, trace, write_file
 from opabinia.inference.export.job import ExportJob, ExportMismatch
-from opabinia.inference.export.mobile import CoreMlInputs
+from opabinia.inference.export.mobile import CoreMlInputs, litert_graph
 from opabinia.inference.export.precision import write_fp16
 from opabinia.inference.export.runtimes import open_runtime
 from opabinia.models.backbones import timm as backbones
+from opabinia.models.detectors.d_fine import DFine
 from opabinia.models.detectors.fcos import Fcos
 from opabinia.models.detectors.keypoints import heatmaps_to_keypoints_batch
+from opabinia.models.detectors.rt_detr import RTDetr
 from opabinia.models.detectors.suppression import Candidates, suppress, suppress_static
 from opabinia.models.layers import Normalize
 from opabinia.models.weights.files import read_weights
@@ -444,6 +446,36 @@ def test_inputs_of_core_ml_have_their_types_and_the_values_of_the_function() -> 
     sample = {"image": torch.full((1, 1, 2, 2), 200, dtype=torch.uint8), "image_sizes": torch.tensor([[2, 2]])}
     module = CoreMlInputs(Sums(nn.Identity()), sample)
     assert module(image=sample["image"].float(), image_sizes=sample["image_sizes"].int())["sums"].item() == 804
+
+
+def test_graphs_for_litert_have_constants_and_gather_the_largest_values() -> None:
+    class Largest(nn.Module):
+        def forward(self, image: Tensor) -> tuple[Tensor, Tensor]:
+            powers = 100.0 ** (torch.arange(4, dtype=torch.float64) / 4)
+            rows = torch.stack(torch.meshgrid(powers, powers, indexing="ij")).sum(0).float()
+            return (image * rows).topk(2).values, image.topk(1, 0).indices
+
+    sample = torch.rand(4, 4, generator=torch.Generator().manual_seed(0))
+    graph: Any = litert_graph(Largest(), {"image": sample})
+    operators = {str(node.target) for node in graph.graph.nodes if node.op == "call_function"}
+    aten = {name.removeprefix("aten.") for name in operators if name.startswith("aten.")}
+    assert aten == {"mul.Tensor", "topk.default", "gather.default"}
+    for actual, expected in zip(graph(image=sample), Largest()(sample), strict=True):
+        assert torch.equal(actual, expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("detector", [RTDetr, DFine])
+def test_detectors_with_queries_are_litert_files(detector: Any, tmp_path: Path) -> None:
+    skip_without_libraries("litert")
+    torch.manual_seed(0)
+    dataset_info = DatasetInfo(samples=4, classes=("a", "b"), boxes=True)
+    small = {"channels": 32, "num_queries": 20, "decoder_layers": 2, "attention_heads": 4, "ffn_dim": 64}
+    backbone = partial(backbones.timm, model="resnet10t")
+    task = Detection(dataset_info, backbone=backbone, detector=partial(detector, **small)).eval()
+    images = torch.randint(0, 256, (2, 3, 64, 64), dtype=torch.uint8)
+    job = job_of(task.export_module(), image=images, image_sizes=torch.full((2, 2), 64))
+    written("litert", tmp_path / "model.tflite", job, 1e-4)  # compares
 
 
 @pytest.mark.slow

@@ -8,10 +8,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.fx import Node, Proxy, Transformer
+from torch.fx.node import Target
 
 from opabinia.config import ConfigError, Problem
 from opabinia.contracts import ExportModule
@@ -19,6 +21,7 @@ from opabinia.inference.export.description import Description
 from opabinia.inference.export.runtimes import DESCRIPTION
 from opabinia.models.layers import Normalize
 
+aten = torch.ops.aten
 MobileForm = Literal["executorch", "litert", "coreml"]
 
 
@@ -75,9 +78,44 @@ def _write_litert(path: Path, module: ExportModule, sample: dict[str, Tensor], m
     import litert_torch
 
     with redirect_stdout(StringIO()):  # it prints its progress
-        litert_torch.convert(module, sample_kwargs=sample).export(str(path))
+        graph = litert_graph(module, sample)
+        litert_torch.convert(graph, sample_kwargs=sample, enable_x64=True).export(str(path))
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr(DESCRIPTION, metadata)
+
+
+def litert_graph(module: nn.Module, sample: Mapping[str, Tensor]) -> nn.Module:
+    """Return a function for inputs with the shapes of ``sample``, of operators that LiteRT has. See
+    :class:`_LiteRtOperators`."""
+    graph = _LiteRtOperators(torch.export.export(module, (), dict(sample)).module()).transform()
+    graph.graph.eliminate_dead_code()
+    graph.recompile()
+    function: nn.Module = graph.eval()
+    return function
+
+
+class _LiteRtOperators(Transformer):  # type: ignore[misc]  # torch's decorator of it is not typed
+    """Changes a graph to operators that LiteRT has.
+
+    Values that do not depend on the inputs are computed, and become constants: the positions of RT-DETR are powers of
+    64-bit floats. The largest values are gathered by their indices: where the values alone are used, as in D-FINE,
+    litert-torch 0.10 writes an operator that its interpreter lacks.
+    """
+
+    def run_node(self, node: Node) -> Any:
+        """Return what a node computes: a proxy, or a value that does not depend on the inputs."""
+        if node.op == "call_function" and not any(isinstance(self.env[one], Proxy) for one in node.all_input_nodes):
+            args, kwargs = self.fetch_args_kwargs_from_env(node)
+            return node.target(*args, **kwargs)
+        return super().run_node(node)
+
+    def call_function(self, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return the proxy of an operator."""
+        if target is not aten.topk.default:
+            return super().call_function(target, args, kwargs)
+        values, _, dim = (*args, -1)[:3]
+        indices = super().call_function(target, args, kwargs)[1]
+        return super().call_function(aten.gather.default, (values, dim, indices), {}), indices
 
 
 def _write_coreml(path: Path, module: ExportModule, sample: dict[str, Tensor], metadata: str) -> None:
