@@ -16,7 +16,7 @@ import yaml
 from torch import Tensor, nn
 from torch.export import Dim
 from torch.export.passes import move_to_device_pass
-from torchvision.ops import batched_nms
+from torchvision.ops import batched_nms, roi_align
 
 import opabinia
 from opabinia.config import ConfigError
@@ -462,6 +462,21 @@ def test_graphs_for_litert_have_constants_and_gather_the_largest_values() -> Non
     assert aten == {"mul.Tensor", "topk.default", "gather.default"}
     for actual, expected in zip(graph(image=sample), Largest()(sample), strict=True):
         assert torch.equal(actual, expected)
+
+
+def test_regions_are_sampled_as_by_roi_align() -> None:
+    class Crops(nn.Module):
+        def forward(self, maps: Tensor, regions: Tensor) -> Tensor:
+            return roi_align(maps, regions, (3, 5), 0.25, sampling_ratio=2, aligned=True)
+
+    generator = torch.Generator().manual_seed(0)
+    maps = torch.rand(2, 3, 8, 16, generator=generator)
+    corners = torch.rand(4, 2, 2, generator=generator).sort(1).values * torch.tensor([64.0, 32.0])
+    regions = torch.cat([torch.tensor([[0.0], [1], [1], [0]]), corners.flatten(1)], 1)
+    regions[0, 1:] = torch.tensor([0.0, 0, 64, 32])
+    graph: Any = litert_graph(Crops(), {"maps": maps, "regions": regions})
+    assert not any("roi_align" in str(node.target) for node in graph.graph.nodes)
+    assert torch.allclose(graph(maps=maps, regions=regions), Crops()(maps, regions), atol=1e-5)
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx import Node, Proxy, Transformer
 from torch.fx.node import Target
@@ -99,7 +100,7 @@ class _LiteRtOperators(Transformer):  # type: ignore[misc]  # torch's decorator 
 
     Values that do not depend on the inputs are computed, and become constants: the positions of RT-DETR are powers of
     64-bit floats. The largest values are gathered by their indices: where the values alone are used, as in D-FINE,
-    litert-torch 0.10 writes an operator that its interpreter lacks.
+    litert-torch 0.10 writes an operator that its interpreter lacks. RoIAlign is :func:`sample_regions`.
     """
 
     def run_node(self, node: Node) -> Any:
@@ -111,11 +112,39 @@ class _LiteRtOperators(Transformer):  # type: ignore[misc]  # torch's decorator 
 
     def call_function(self, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the proxy of an operator."""
+        if target is torch.ops.torchvision.roi_align.default:
+            maps, regions, scale, height, width, samples, aligned = args
+            if samples > 0 and aligned:
+                return sample_regions(maps, regions, scale, (height, width), samples)
         if target is not aten.topk.default:
             return super().call_function(target, args, kwargs)
         values, _, dim = (*args, -1)[:3]
         indices = super().call_function(target, args, kwargs)[1]
         return super().call_function(aten.gather.default, (values, dim, indices), {}), indices
+
+
+def sample_regions(maps: Tensor, regions: Tensor, scale: float, size: tuple[int, int], samples: int) -> Tensor:
+    """Return what ``torchvision.ops.roi_align`` with ``aligned`` does for regions within the maps (M x C x H x W), by
+    ``grid_sample``, which takes more memory.
+
+    Args:
+        maps: feature maps (N x C x h x w).
+        regions: index of the map, left, top, right and bottom (M x 5).
+        scale: factor from units of the regions to those of the maps.
+        size: height and width of the result (H, W).
+        samples: number of samples in each direction, of which a value is the mean.
+    """
+
+    def places(start: Tensor, end: Tensor, length: int, count: int) -> Tensor:
+        steps = (torch.arange(count * samples) + 0.5) / (count * samples)
+        return (start + (end - start) * steps) * (2 * scale / length) - 1
+
+    height, width = size
+    numbers, left, top, right, bottom = (regions[:, column : column + 1] for column in range(5))
+    x, y = places(left, right, maps.shape[3], width), places(top, bottom, maps.shape[2], height)
+    grid = torch.stack([x[:, None].expand(-1, height * samples, -1), y[:, :, None].expand(-1, -1, width * samples)], -1)
+    each = maps.index_select(0, numbers[:, 0].long())
+    return F.avg_pool2d(F.grid_sample(each, grid, padding_mode="border", align_corners=False), samples)
 
 
 def _write_coreml(path: Path, module: ExportModule, sample: dict[str, Tensor], metadata: str) -> None:
