@@ -11,7 +11,9 @@ from torch import Tensor
 from torch.export import Dim
 
 from opabinia.contracts import DatasetInfo, Predictions
-from opabinia.inference.export.exported_task import ExportedTask
+from opabinia.contracts.masks import decode_rle
+from opabinia.inference.export import predict_script
+from opabinia.inference.export.exported_task import ExportedTask, _original
 from opabinia.models.backbones.timm import timm
 from opabinia.models.decoders.mask2former import Mask2Former
 from opabinia.models.detectors.boxes import BoxOptions
@@ -30,6 +32,7 @@ from opabinia.models.detectors.rpn import ProposalNetwork, ProposalOptions
 from opabinia.models.detectors.rt_detr import RTDetr
 from opabinia.models.necks import fpn, fpn_p3_p7_from_p5
 from opabinia.tasks.detection import Detection
+from opabinia.visualization.presenters.detections import DetectionPresenter
 
 INFO = DatasetInfo(samples=1, classes=("circle", "square"), boxes=True, masks=True, keypoints=("top", "bottom"))
 PROPOSALS: dict[str, Any] = {
@@ -123,3 +126,28 @@ def compare_graph(task: Any, form: str, folder: Path) -> Predictions:
         for count in (1, 3):
             assert module.difference(first(expected, count), run(**first(inputs, count))) < 1e-4
     return expected
+
+
+def test_the_script_describes_objects_as_the_library() -> None:
+    """In pixels of an image that was resized by 1.5 and by 1.52; the last row is padding, one box leaves the image."""
+    size, original = (60, 80), (90, 121)
+    drawn = torch.rand(1, 4, 2, 2).sort(2).values.flatten(2) * torch.tensor([80.0, 60, 90, 70])
+    outputs = {
+        "boxes": drawn,
+        "scores": torch.tensor([[0.9, 0.8, 0.7, 0.0]]),
+        "labels": torch.tensor([[1, 0, 1, -1]]),
+        "masks": torch.rand(1, 4, 14, 14).round(),
+        "keypoints": torch.rand(1, 4, 2, 3) * 60,
+    }
+    rows = _original(outputs, {"image_sizes": [size], "original_size": [original]})
+    expected = DetectionPresenter(INFO).readable({name: values[0] for name, values in rows.items()})["detections"]
+    tensors = {name: values[0].numpy() for name, values in outputs.items()}
+    script = predict_script.describe(tensors, list(INFO.classes), list(INFO.keypoints), size, original)["detections"]
+    assert len(script) == len(expected) == 3
+    for row, wanted in zip(script, expected, strict=True):
+        assert row["class"] == wanted["class"] and row["score"] == pytest.approx(wanted["score"], abs=1e-4)
+        assert row["box"] == pytest.approx(wanted["box"], abs=0.006)
+        for name in INFO.keypoints:
+            assert row["keypoints"][name] == pytest.approx(wanted["keypoints"][name], abs=0.006)
+        pixels = decode_rle(row["mask"], original)
+        assert pixels.any() and (pixels == decode_rle(wanted["mask"], original)).all()

@@ -251,7 +251,7 @@ def test_the_exported_function_merges_padded_images() -> None:
     readable = presenter_of(Task(), DATASET_INFO, row).readable(row)
     assert {segment["class"] for segment in readable["segments"]} == {"bar", "sky"}
     tensors = {name: rows[1].numpy() for name, rows in actual.items()}
-    described = predict_script.describe(tensors, list(DATASET_INFO.classes), 1.0, (4, 3))["segments"]
+    described = predict_script.describe(tensors, list(DATASET_INFO.classes), [], (4, 3), (8, 6))["segments"]
     assert {row["class"]: row["share"] for row in described} == {
         "bar": pytest.approx(1 / 3),
         "sky": pytest.approx(2 / 3),

@@ -49,7 +49,9 @@ class Description:
         crop: share of the resized shorter side that is cropped.
         scores: scores of the last evaluation up to the checkpoint, or of the run's last one.
         step: step of the checkpoint.
-        tasks: ``task`` and ``classes`` of each task of a multi-task run by its name, with which its outputs begin.
+        tasks: ``task``, ``classes`` and ``keypoints`` of each task of a multi-task run by its name, with which its
+            outputs begin.
+        keypoints: names of the keypoints of an object, in the order of the output; empty if there are none.
         thresholds: minimum scores by class that an evaluation has chosen; None: there are none.
         batch_size: number of samples that the graph takes: ``dynamic``, or the only one.
         version: version of this library.
@@ -70,6 +72,7 @@ class Description:
     scores: dict[str, float]
     step: int
     tasks: dict[str, dict[str, Any]]
+    keypoints: tuple[str, ...] = ()
     pixels: dict[str, Any] | None = None
     thresholds: dict[str, float] | None = None
     batch_size: str = "dynamic"
@@ -124,9 +127,14 @@ def describe(
         scores=from_json_numbers(state["scores"]) or final,
         step=state["step"],
         tasks={
-            name: {"task": sections[name]["name"], "classes": subtask.dataset_info.classes}
+            name: {
+                "task": sections[name]["name"],
+                "classes": subtask.dataset_info.classes,
+                "keypoints": subtask.dataset_info.keypoints,
+            }
             for name, subtask in (task.tasks.items() if isinstance(task, Multitask) else ())
         },
+        keypoints=task.dataset_info.keypoints,
         thresholds=None if chosen is None else chosen.values,
         pixels=None if are_8bit_images(predictor.channels) else asdict(pixels_of(predictor.channels)),
     )

@@ -46,7 +46,7 @@ class ExportedTask(Task):
         metadata: description of the graph, as texts.
         size: height and width of the images that it takes.
         dataset_info: the classes and channels of its images.
-        classes: class names of each task of a multi-task model, by its name.
+        subtasks: the same for each task of a multi-task model, by its name.
     """
 
     def __init__(self, path: Path) -> None:
@@ -59,12 +59,19 @@ class ExportedTask(Task):
         self.size = (height, width)
         self.dims = len(shapes["image"])
         self.size_multiple = 1 if "image_sizes" in shapes else None
-        classes = tuple(json.loads(self.metadata.get("classes", "[]")))
+        classes, keypoints = (tuple(json.loads(self.metadata.get(key, "[]"))) for key in ("classes", "keypoints"))
         self.takes_video = self.dims == 5
         boxes, maps = ("boxes" in self.runtime.outputs), ("segmentation" in self.runtime.outputs)
-        self.dataset_info = DatasetInfo(samples=0, channels=channels, classes=classes, boxes=boxes, maps=maps)
+        self.dataset_info = DatasetInfo(
+            samples=0, channels=channels, classes=classes, keypoints=keypoints, boxes=boxes, maps=maps
+        )
         tasks = json.loads(self.metadata.get("tasks", "{}"))
-        self.classes = {name: tuple(about["classes"]) for name, about in tasks.items()}
+        self.subtasks = {
+            name: replace(
+                self.dataset_info, classes=tuple(about["classes"]), keypoints=tuple(about.get("keypoints", []))
+            )
+            for name, about in tasks.items()
+        }
 
     def run(self, **inputs: Tensor) -> dict[str, Tensor]:
         """Return the outputs for inputs by name (a row per sample); where the graph has a fixed number of samples, as
@@ -106,11 +113,11 @@ class ExportedTask(Task):
             DataError: see :meth:`inputs`.
         """
         outputs = self.run(**self.inputs(batch))
-        if "task" in batch and self.classes:
+        if "task" in batch and self.subtasks:
             return _original(prediction_of(outputs, batch["task"]), batch)
-        by_task = {name: _original(prediction_of(outputs, name), batch) for name in self.classes}
+        by_task = {name: _original(prediction_of(outputs, name), batch) for name in self.subtasks}
         joined = {f"{name}/{key}": value for name, tensors in by_task.items() for key, value in tensors.items()}
-        return joined if self.classes else _original(outputs, batch)
+        return joined if self.subtasks else _original(outputs, batch)
 
     def features(self, batch: Batch) -> dict[str, Tensor]:
         """Return the predictions, of which ``embedding`` is one if the graph has it."""
@@ -118,10 +125,9 @@ class ExportedTask(Task):
 
     def presenter(self) -> Presenter | None:
         """Show the predictions of several tasks; those of one by their keys."""
-        if not self.classes:
+        if not self.subtasks:
             return None
-        infos = {name: replace(self.dataset_info, classes=classes) for name, classes in self.classes.items()}
-        presenters = {name: partial(presenter_of, Task(), info) for name, info in infos.items()}
+        presenters = {name: partial(presenter_of, Task(), info) for name, info in self.subtasks.items()}
         return MultitaskPresenter(self.dataset_info, presenters)
 
 

@@ -25,13 +25,15 @@ def main(path: str, *files: str) -> None:
     about, shapes, run = openers.get(os.path.splitext(path)[1], open_onnx)(path)
     height, width = json.loads(about["size"])
     classes, crop, tasks = (json.loads(about.get(key, "{}")) for key in ("classes", "crop", "tasks"))
+    keypoints = json.loads(about.get("keypoints", "[]"))
     thresholds = json.loads(about.get("thresholds", "null"))
     filter_ = Image.Resampling.BICUBIC if "bicubic" in about["transforms"] else Image.Resampling.BILINEAR
 
-    def read(file: str) -> tuple[Any, tuple[int, int], float]:
-        """Return the pixels, the size without padding, and the factor by which a detector's image was resized."""
+    def read(file: str) -> tuple[Any, tuple[int, int], tuple[int, int]]:
+        """Return the pixels, and height and width: without padding, and those of the file."""
         planes = open_planes(file, about)
         image = planes[0]
+        original = (image.height, image.width)
         factor = min(width / image.width, height / image.height, 1.0 if about["resize"] == "shrink" else float("inf"))
         if about["resize"] in ("fit", "shrink"):
             size = (round(image.width * factor), round(image.height * factor))
@@ -46,23 +48,23 @@ def main(path: str, *files: str) -> None:
         pixels[: image.height, : image.width] = resized
         array = pixels.transpose(2, 0, 1)
         values = array if about["dtype"] == str(array.dtype) else array.astype(np.float32) / 255
-        return values, (image.height, image.width), factor
+        return values, (image.height, image.width), original
 
     images = [read(file) for file in files]
     if len(shapes["image"]) == 5:
         frames = np.linspace(0, len(images) - 1, shapes["image"][1]).round().astype(int)
-        images = [(np.stack([images[index][0] for index in frames]), images[0][1], 1.0)]
-    for file, (image, size, factor) in zip(files, images, strict=False):
-        inputs = {"image": image[None], "image_sizes": np.array([size])}
+        images = [(np.stack([images[index][0] for index in frames]), *images[0][1:])]
+    for file, (image, *sizes) in zip(files, images, strict=False):
+        inputs = {"image": image[None], "image_sizes": np.array(sizes[:1])}
         outputs = run({name: inputs[name] for name in shapes})
         tensors = {name: rows[0] for name, rows in outputs.items()}
-        prediction = {} if tasks else describe(tensors, classes, factor, size)
+        prediction = {} if tasks else describe(tensors, classes, keypoints, *sizes)
         if prediction and (thresholds is not None or score is not None):
             prediction = at_thresholds(prediction, tensors, classes, thresholds if score is None else {}, score or 0.5)
         for task, task_about in tasks.items():  # a multi-task model: the outputs of each task begin with its name
             start = f"{task}/"
             task_outputs = {name.removeprefix(start): rows for name, rows in tensors.items() if name.startswith(start)}
-            prediction[task] = describe(task_outputs, task_about["classes"], factor, size)
+            prediction[task] = describe(task_outputs, task_about["classes"], task_about.get("keypoints", []), *sizes)
         print(json.dumps({"path": file, **prediction}))
 
 
@@ -176,10 +178,17 @@ def open_litert(path: str) -> Graph:
     return about, json.loads(about["inputs"]), lambda inputs: graph(**inputs)
 
 
-def describe(outputs: dict[str, Any], classes: list[str], factor: float, size: tuple[int, int]) -> dict[str, Any]:
-    """Return a prediction as JSON values; boxes (left, top, right, bottom; oriented: center x, center y, width, height,
-    angle) are in pixels of the image file. Of a segmentation, whose map is the output of that name, the share of each
-    class; of a panoptic one the share of each of its segments, by their numbers in the map ``segments``."""
+def describe(
+    outputs: dict[str, Any],
+    classes: list[str],
+    keypoints: list[str],
+    size: tuple[int, int],
+    original: tuple[int, int],
+) -> dict[str, Any]:
+    """Return a prediction as JSON values. Boxes (left, top, right, bottom; oriented: center x, center y, width, height,
+    angle), keypoints (x, y and score by name) and masks (COCO's run lengths) are in pixels of the image file. Of a
+    segmentation, whose map is the output of that name, the share of each class; of a panoptic one the share of each of
+    its segments, by their numbers in the map ``segments``. ``size`` is what the model got, ``original`` the file's."""
     height, width = size
     if "segments" in outputs:
         labels, scores = outputs["segment_labels"], outputs["segment_scores"].tolist()
@@ -192,10 +201,7 @@ def describe(outputs: dict[str, Any], classes: list[str], factor: float, size: t
         ]
         return {"segments": segments}
     if "boxes" in outputs:
-        boxes = outputs["boxes"] / np.array([factor] * 4 + [1.0])[: outputs["boxes"].shape[-1]]
-        rows = zip(outputs["labels"], outputs["scores"].tolist(), boxes.tolist(), strict=True)
-        kept = [{"class": classes[label], "score": score, "box": box} for label, score, box in rows if label >= 0]
-        return {"detections": kept}
+        return {"detections": describe_objects(outputs, classes, keypoints, size, original)}
     if "segmentation" in outputs:
         counts = np.bincount(outputs["segmentation"][:height, :width].ravel(), minlength=len(classes))
         return {"shares": {classes[label]: int(counts[label]) / (height * width) for label in counts.nonzero()[0]}}
@@ -203,6 +209,48 @@ def describe(outputs: dict[str, Any], classes: list[str], factor: float, size: t
         best = int(outputs["probabilities"].argmax())
         return {"class": classes[best], "probability": float(outputs["probabilities"][best])}
     return {name: rows.tolist() for name, rows in outputs.items()}
+
+
+def describe_objects(
+    outputs: dict[str, Any],
+    classes: list[str],
+    keypoints: list[str],
+    size: tuple[int, int],
+    original: tuple[int, int],
+) -> list[dict[str, Any]]:
+    """Return the detections, see :func:`describe`."""
+    down, across = (there / here for there, here in zip(original, size, strict=True))
+    boxes = outputs["boxes"]
+    if boxes.shape[-1] == 5:
+        boxes = boxes * np.array([across, down, *[(across * down) ** 0.5] * 2, 1.0])
+    else:
+        boxes = (boxes * np.array([across, down] * 2)).clip(0, np.array([*original[::-1]] * 2))
+    rows = zip(outputs["labels"], outputs["scores"].tolist(), boxes.tolist(), strict=True)
+    objects = [{"class": classes[label], "score": score, "box": box} for label, score, box in rows if label >= 0]
+    for one, points in zip(objects, outputs.get("keypoints", []), strict=False):
+        one["keypoints"] = dict(zip(keypoints, (points * [across, down, 1.0]).tolist(), strict=True))
+    for one, mask in zip(objects, outputs.get("masks", []), strict=False):
+        one["mask"] = {"size": list(original), "counts": run_lengths(stretch(mask, one["box"], original))}
+    return objects
+
+
+def stretch(mask: Any, box: list[float], size: tuple[int, int]) -> Any:
+    """Return which pixels of an image (height, width) a square mask covers that is stretched to a box: those at whose
+    centers the probability is at least 0.5."""
+
+    def weights(begin: float, end: float, pixels: int, cells: int) -> Any:
+        positions = (np.arange(pixels) + (0.5 - begin)) * (cells / max(end - begin, 1e-6)) - 0.5
+        return (1 - np.abs(positions[:, None] - np.arange(cells))).clip(0).astype(np.float32)
+
+    left, top, right, bottom = box
+    down, across = weights(top, bottom, size[0], len(mask)), weights(left, right, size[1], len(mask))
+    return down @ mask.astype(np.float32) @ across.T >= 0.5
+
+
+def run_lengths(mask: Any) -> list[int]:
+    """Return COCO's run lengths of a mask, column by column, beginning with the pixels that it does not cover."""
+    pixels = np.concatenate([[False], mask.T.ravel()])
+    return np.diff((pixels[1:] != pixels[:-1]).nonzero()[0], prepend=0, append=mask.size).tolist()
 
 
 def at_thresholds(

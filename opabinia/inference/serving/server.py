@@ -93,7 +93,8 @@ def _load(
         if is_exported(model.run):
             predictor = load_exported(model.run)
             assert isinstance(predictor.task, ExportedTask)
-            name_of_task, classes = predictor.task.metadata["task"], predictor.task.classes
+            name_of_task = predictor.task.metadata["task"]
+            classes = {name: info.classes for name, info in predictor.task.subtasks.items()}
         else:
             predictor = model.load(task)
             section, classes = resolve(model.run, model.overrides).config["task"], {}
