@@ -112,13 +112,13 @@ def compare(name: str, folder: Path, seeds: Sequence[int], minutes: float) -> No
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("comparisons", nargs="*", default=list(COMPARISONS))
+    parser.add_argument("comparisons", nargs="*", choices=list(COMPARISONS))
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--runs", type=Path, help="Keep the runs in this folder, and use those that are there.")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
-        for name in args.comparisons:
+        for name in args.comparisons or COMPARISONS:
             compare(name, args.runs or Path(temporary), args.seeds, args.minutes)
 
 

@@ -35,7 +35,7 @@ class Pyramid(Neck):
         strides: strides of the levels that are used.
         channels: number of channels of the output.
         norm: after each of its convolutions, which then have no bias.
-        extra: makes the coarser levels.
+        extra: makes coarser levels; None: there are none.
         extra_strides: strides of these.
 
     Raises:
@@ -48,7 +48,7 @@ class Pyramid(Neck):
         strides: Sequence[int],
         channels: int,
         norm: Norm,
-        extra: ExtraFPNBlock,
+        extra: ExtraFPNBlock | None,
         extra_strides: Sequence[int],
     ) -> None:
         super().__init__()

@@ -282,6 +282,13 @@ SETTINGS = {
         (BF16, NET, f"task.detector={{name: rt_detr, {QUERIES}, num_denoising: 8, oriented: {{}}}}"),
         needs="transformers",
     ),
+    "region_queries": detection(
+        "rt_detr_r50",
+        f"name: rt_detr, {QUERIES}, num_denoising: 8, roi_{MASKS}, roi_keypoint: {{num_convs: 1, channels: 16}}",
+        *(f"data.{split}.source.file=ROOT/annotations/person_keypoints_{split}2017.json" for split in SPLITS),
+        *(f"data.{split}.source.{key}=true" for split in SPLITS for key in ("masks", "keypoints")),
+        needs="transformers",
+    ),
     "semi_supervised_boxes": detection(
         "fcos_r50_1x", f"name: fcos, {DENSE}, num_convs: 1", pseudo_labels("{name: boxes, threshold: 0.001}")
     ),

@@ -95,6 +95,12 @@ STEP: dict[str, Waits] = {
     "optimizer/asgd": {"StandardStep.__call__: item": 24, "StandardStep.__call__: copy to the device": 16},
     "setting/fp16_unfused": {"StandardStep.__call__: item": 1},
     "setting/fp16_detection": {"true_indices: item": 10, "box_nms: nms": 2},
+    "setting/region_queries": {
+        "HybridDetector._encode: item": 1,
+        "HybridDetector._make_denoising: nonzero": 1,
+        "match_queries: copy to the host": 1,
+        "true_indices: item": 4,
+    },
     "setting/oriented_queries": {
         "HybridDetector._encode: item": 1,
         "HybridDetector._make_denoising: nonzero": 1,
@@ -152,6 +158,12 @@ EVALUATION_BATCH: dict[str, Waits] = {
     "segmentation_loss/lovasz": {"_present_classes: nonzero": 1},
     "setting/fp16_detection": {"true_indices: item": 8, "box_nms: nms": 6, "postprocess: nonzero": 2},
     "setting/oriented_queries": {"HybridDetector._make_denoising: nonzero": 1, "match_queries: copy to the host": 1},
+    "setting/region_queries": {
+        "HybridDetector._make_denoising: nonzero": 2,
+        "match_queries: copy to the host": 2,
+        "true_indices: item": 12,
+        "heatmaps_to_keypoints: item": 2,
+    },
     "setting/semi_supervised_boxes": {"true_indices: item": 1, "box_nms: nms": 2},
 }
 """Waits of an evaluation batch beside PREDICTIONS."""
@@ -165,6 +177,7 @@ NONDETERMINISTIC = dict.fromkeys(
             "detector/rf_detr",
             "detector/rt_detr",
             "setting/oriented_queries",
+            "setting/region_queries",
         ),
         "decoder/mask2former",
     ),

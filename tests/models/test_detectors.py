@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
+from itertools import product
 from typing import Any
 
 import pytest
@@ -46,6 +47,7 @@ QUERIES: dict[str, Any] = {"num_queries": 12, "decoder_layers": 2, "ffn_dim": 24
 HEADS: dict[str, Any] = {"attention_heads": 4, "encoder_layers": 1}
 GROUPS: dict[str, Any] = {"num_groups": 3, "self_attention_heads": 4, "cross_attention_heads": 4}
 KEYPOINT, ORIENTED = QueryKeypointOptions(), QueryOrientedOptions()
+ROI_HEADS = {"roi_mask": MASK, "roi_keypoint": KeypointOptions(channels=16, num_convs=1)}
 QUERY_MASK = QueryMaskOptions(num_blocks=1, ffn_dim=16, num_points=64)
 MASK_CLASSIFIER = partial(
     Mask2Former,
@@ -76,11 +78,14 @@ DETECTORS: Mapping[str, Callable[..., Detector]] = {
     "rt_detr_oriented": partial(RTDetr, channels=16, num_denoising=10, oriented=ORIENTED, **QUERIES, **HEADS),
     "d_fine_oriented": partial(DFine, channels=16, num_denoising=10, oriented=ORIENTED, **QUERIES, **HEADS),
     "rf_detr_oriented": partial(rf_detr, channels=32, oriented=ORIENTED, **{**QUERIES, "num_queries": 6}, **GROUPS),
+    "rt_detr_regions": partial(RTDetr, channels=16, num_denoising=10, **ROI_HEADS, **QUERIES, **HEADS),
+    "d_fine_regions": partial(DFine, channels=16, num_denoising=10, **ROI_HEADS, **QUERIES, **HEADS),
     "mask2former": partial(MaskClassifier, decoder=MASK_CLASSIFIER, max_detections=7),
 }
 LIBRARY = (
     *("rt_detr", "d_fine", "detr", "deformable_detr", "rf_detr", "mask2former"),
-    *(f"{name}_{head}" for name in ("rt_detr", "d_fine", "rf_detr") for head in ("masks", "keypoints", "oriented")),
+    *map("_".join, product(("rt_detr", "d_fine", "rf_detr"), ("masks", "keypoints", "oriented"))),
+    *("rt_detr_regions", "d_fine_regions"),
 )
 needs_library = pytest.mark.skipif(find_spec("transformers") is None, reason="the extra detr is not installed")
 

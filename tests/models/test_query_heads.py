@@ -31,7 +31,18 @@ from opabinia.models.losses.keypoints import keypoint_similarity
 from opabinia.models.losses.masks import point_mask_losses
 from opabinia.tasks.dense_base import TestTimeAugmentation
 from opabinia.tasks.detection import Detection
-from tests.models.test_detectors import DETECTORS, INFO, LEVELS, SHAPE, SIZES, make_detector, make_target, needs_library
+from tests.models.test_detectors import (
+    DETECTORS,
+    INFO,
+    LEVELS,
+    LIBRARY,
+    ROI_HEADS,
+    SHAPE,
+    SIZES,
+    make_detector,
+    make_target,
+    needs_library,
+)
 from tests.models.test_rotated_boxes import random_boxes
 
 # --- masks ------------------------------------------------------------------------------------------------------------
@@ -229,13 +240,15 @@ HEADS = {
     "masks": {"loss_mask", "loss_dice"},
     "keypoints": {"loss_keypoint", "loss_oks", "loss_visibility"},
     "oriented": {"loss_rotated_iou", "loss_angle"},
+    "regions": {"loss_mask", "loss_keypoint"},
 }
+LABELS = {"oriented": (), "regions": ("masks", "keypoints")}
 
 
 @needs_library
-@pytest.mark.parametrize("detector", ["rt_detr", "d_fine", "rf_detr"])
-@pytest.mark.parametrize("head", HEADS)
-def test_heads_change_nothing_else(detector: str, head: str) -> None:
+@pytest.mark.parametrize("name", [name for name in LIBRARY if name.rpartition("_")[2] in HEADS])
+def test_heads_change_nothing_else(name: str) -> None:
+    detector, _, head = name.rpartition("_")
     plain, maps = make_detector(detector)
     with_head, _ = make_detector(f"{detector}_{head}")
     assert not with_head.load_state_dict(plain.state_dict(), strict=False).unexpected_keys
@@ -247,11 +260,13 @@ def test_heads_change_nothing_else(detector: str, head: str) -> None:
         losses = model.eval().losses(maps, SHAPE, SIZES, given)
         model.max_detections = 5
         first = 1 if with_head.oriented else 0  # without the boxes
+        losses = {name: value for name, value in losses.items() if name.startswith("loss")}
         results.append((losses, [image[first:3] for image in model.detect(maps, SHAPE, SIZES)]))
     added = {name: results[1][0].pop(name) for name in HEADS[head]}
-    assert all(value > 0 for value in added.values())
+    outside = {"loss_keypoint"} if head == "regions" else set()  # no keypoint is within an untrained box
+    assert all(value > 0 for name, value in added.items() if name not in outside)
     torch.testing.assert_close(*results, atol=0, rtol=0)
-    assert plain.label_keys == ("boxes",) and with_head.label_keys == ("boxes", *[head] * (head != "oriented"))
+    assert plain.label_keys == ("boxes",) and with_head.label_keys == ("boxes", *LABELS.get(head, (head,)))
 
 
 @needs_library
@@ -279,12 +294,32 @@ def scenes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Batch:
 
 
 @needs_library
-def test_both_heads_learn_some_scenes(scenes: Batch) -> None:
+def test_region_heads_are_trained_on_the_boxes_of_matched_queries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the second image are of its own objects, whose numbers begin at 0 in each image."""
+    head = DETECTORS["d_fine_regions"](LEVELS, INFO).heads["mask"]
+    given: list[Any] = []
+    monkeypatch.setattr(head.head, "losses", lambda maps, regions, targets: given.extend(regions[0]) or {})
+    targets = [make_target("d_fine_regions", 2), make_target("d_fine_regions", 1)]
+    queries = Queries(torch.zeros(3, 16), torch.tensor([[0.5, 0.5, 0.25, 0.5]] * 3))
+    maps = [torch.zeros(2, level.channels, 8, 8) for level in (LEVELS[0], Level(16, 8))]
+    objects = MatchedObjects(torch.tensor([1, 0, 2]), [2, 1])
+    head.losses(queries, objects, maps, (40, 80), targets, torch.tensor(3.0))
+    assert [image.matched.tolist() for image in given] == [[1, 0], [0]]
+    assert [image.labels.tolist() for image in given] == [[1, 0], [0]]
+    assert given[1].boxes.tolist() == [[30, 10, 50, 30]] and torch.equal(given[0].targets, targets[0].boxes.flip(0))
+
+
+@needs_library
+@pytest.mark.parametrize("regions", [False, True])
+def test_both_heads_learn_some_scenes(scenes: Batch, regions: bool) -> None:
     torch.manual_seed(0)
     small: dict[str, Any] = {"channels": 32, "num_queries": 16, "decoder_layers": 1, "attention_heads": 4}
     small |= {"ffn_dim": 64, "num_denoising": 0, "depth_multiplier": 0.34, "hidden_expansion": 0.5}
-    mask = QueryMaskOptions(num_blocks=1, ffn_dim=64, num_points=256)
-    detector = partial(DFine, **small, mask=mask, keypoint=QueryKeypointOptions())
+    heads: dict[str, Any] = {
+        "mask": QueryMaskOptions(num_blocks=1, ffn_dim=64, num_points=256),
+        "keypoint": QueryKeypointOptions(),
+    }
+    detector = partial(DFine, **small, **(ROI_HEADS if regions else heads))
     info = replace(INFO, classes=tuple("0123456789"), keypoints=KEYPOINTS, channels=1)
     task = Detection(info, backbone=partial(timm, model="test_resnet"), detector=detector, mean=[0.4], std=[0.25])
     optimizer = torch.optim.AdamW(task.parameters(), lr=0.003)
@@ -295,7 +330,8 @@ def test_both_heads_learn_some_scenes(scenes: Batch) -> None:
         optimizer.zero_grad()
         torch.stack(list(losses.values())).sum().backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-    for name in ("loss_mask", "loss_dice", "loss_keypoint", "loss_visibility"):
+    names = HEADS["regions"] if regions else HEADS["masks"] | {"loss_keypoint", "loss_visibility"}
+    for name in names:
         assert history[-1][name] < 0.5 * history[0][name], name
 
 
@@ -306,8 +342,18 @@ def test_data_without_what_a_head_learns_is_an_error(detector: str) -> None:
         DETECTORS[f"{detector}_masks"](LEVELS, replace(INFO, masks=False))
     with pytest.raises(ValueError, match="keypoint: the training data has no keypoints: take a source that has them"):
         DETECTORS[f"{detector}_keypoints"](LEVELS, replace(INFO, keypoints=()))
-    with pytest.raises(ValueError, match="oriented: a detector of oriented boxes has no masks and keypoints: write"):
+    with pytest.raises(ValueError, match="no masks and keypoints: write keypoint: null, or oriented: null"):
         DETECTORS[f"{detector}_keypoints"](LEVELS, INFO, oriented=QueryOrientedOptions())
+
+
+@needs_library
+@pytest.mark.parametrize("detector", ["rt_detr", "d_fine"])
+def test_region_heads_check_data_and_other_heads(detector: str) -> None:
+    make = DETECTORS[f"{detector}_regions"]
+    with pytest.raises(ValueError, match="roi_mask: the training data has no masks: write masks: true in its source"):
+        make(LEVELS, replace(INFO, masks=False))
+    with pytest.raises(ValueError, match="keypoint and roi_keypoint are two heads for the same: write keypoint: null"):
+        make(LEVELS, INFO, keypoint=QueryKeypointOptions())
 
 
 @needs_library

@@ -1,8 +1,10 @@
 """Detectors with queries and R-CNNs as graphs of static shapes, for any number of images."""
 
+import json
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ from torch.export import Dim
 
 from opabinia.contracts import DatasetInfo, Predictions
 from opabinia.contracts.masks import decode_rle
-from opabinia.inference.export import predict_script
+from opabinia.inference.export import exported_task, predict_script
 from opabinia.inference.export.exported_task import ExportedTask, _original
 from opabinia.models.backbones.timm import timm
 from opabinia.models.decoders.mask2former import Mask2Former
@@ -41,11 +43,12 @@ PROPOSALS: dict[str, Any] = {
 }
 REGIONS = {**PROPOSALS, "pooling": PoolingOptions(), "box": BoxOptions(fc_dim=32, max_detections=10)}
 MASKS = MaskOptions(num_convs=1, channels=16)
+KEYPOINTS = KeypointOptions(num_convs=1, channels=16)
 QUERY_MASKS = QueryMaskOptions(num_blocks=1, ffn_dim=32, resolution=14)
 R_CNNS = {
     "rpn": partial(ProposalNetwork, **PROPOSALS),
     "mask_rcnn": partial(mask_rcnn, **REGIONS, mask=MASKS),
-    "keypoint_rcnn": partial(keypoint_rcnn, **REGIONS, keypoint=KeypointOptions(num_convs=1, channels=16)),
+    "keypoint_rcnn": partial(keypoint_rcnn, **REGIONS, keypoint=KEYPOINTS),
     "cascade_rcnn": partial(cascade_rcnn, **REGIONS, mask=MASKS, num_mask_heads=3),
 }
 DENSE = {
@@ -66,6 +69,7 @@ DETECTORS = {
     "rt_detr_discrete": partial(RTDetr, sampling="discrete", **SMALL, **HEADS),
     "d_fine": partial(DFine, **SMALL, **HEADS),
     "d_fine_heads": partial(DFine, mask=QUERY_MASKS, keypoint=QueryKeypointOptions(), **SMALL, **HEADS),
+    "d_fine_regions": partial(DFine, roi_mask=MASKS, roi_keypoint=KEYPOINTS, **SMALL, **HEADS),
     "detr": partial(detr, encoder_layers=1, **SMALL, **HEADS),
     "deformable_detr": partial(deformable_detr, encoder_layers=1, **SMALL, **HEADS),
     "rf_detr": partial(
@@ -151,3 +155,18 @@ def test_the_script_describes_objects_as_the_library() -> None:
             assert row["keypoints"][name] == pytest.approx(wanted["keypoints"][name], abs=0.006)
         pixels = decode_rle(row["mask"], original)
         assert pixels.any() and (pixels == decode_rle(wanted["mask"], original)).all()
+
+
+def test_a_file_names_its_keypoints(monkeypatch: pytest.MonkeyPatch) -> None:
+    tasks = {
+        "people": {"task": "detection", "classes": ["person"], "keypoints": ["nose"]},
+        "cars": {"classes": ["car"]},
+    }
+    metadata = {"classes": '["circle"]', "keypoints": '["top", "bottom"]', "tasks": json.dumps(tasks)}
+    shapes = {"image": ["batch", 3, 96, 128], "image_sizes": ["batch", 2]}
+    runtime = SimpleNamespace(shapes=shapes, outputs=["boxes"], metadata=metadata)
+    monkeypatch.setattr(exported_task, "open_runtime", lambda path: runtime)
+    task = ExportedTask(Path("model.onnx"))
+    assert task.dataset_info.keypoints == ("top", "bottom")
+    assert [info.keypoints for info in task.subtasks.values()] == [("nose",), ()]
+    assert [info.classes for info in task.subtasks.values()] == [("person",), ("car",)]

@@ -134,7 +134,7 @@ def describe(
             }
             for name, subtask in (task.tasks.items() if isinstance(task, Multitask) else ())
         },
-        keypoints=task.dataset_info.keypoints,
+        keypoints=predictor.dataset_info.keypoints,
         thresholds=None if chosen is None else chosen.values,
         pixels=None if are_8bit_images(predictor.channels) else asdict(pixels_of(predictor.channels)),
     )

@@ -238,19 +238,24 @@ def stretch(mask: Any, box: list[float], size: tuple[int, int]) -> Any:
     """Return which pixels of an image (height, width) a square mask covers that is stretched to a box: those at whose
     centers the probability is at least 0.5."""
 
-    def weights(begin: float, end: float, pixels: int, cells: int) -> Any:
-        positions = (np.arange(pixels) + (0.5 - begin)) * (cells / max(end - begin, 1e-6)) - 0.5
-        return (1 - np.abs(positions[:, None] - np.arange(cells))).clip(0).astype(np.float32)
+    def weights(begin: float, end: float, cells: int) -> tuple[slice, Any]:
+        pixels = slice(int(begin), max(int(begin), int(np.ceil(end))))
+        centers = np.arange(pixels.start, pixels.stop) + 0.5
+        positions = (centers - begin) * (cells / max(end - begin, 1e-6)) - 0.5
+        return pixels, (1 - np.abs(positions[:, None] - np.arange(cells))).clip(0).astype(np.float32)
 
     left, top, right, bottom = box
-    down, across = weights(top, bottom, size[0], len(mask)), weights(left, right, size[1], len(mask))
-    return down @ mask.astype(np.float32) @ across.T >= 0.5
+    (rows, down), (columns, across) = weights(top, bottom, len(mask)), weights(left, right, len(mask))
+    covered = np.zeros(size, bool)
+    covered[rows, columns] = down @ mask.astype(np.float32) @ across.T >= 0.5
+    return covered
 
 
 def run_lengths(mask: Any) -> list[int]:
     """Return COCO's run lengths of a mask, column by column, beginning with the pixels that it does not cover."""
     pixels = np.concatenate([[False], mask.T.ravel()])
-    return np.diff((pixels[1:] != pixels[:-1]).nonzero()[0], prepend=0, append=mask.size).tolist()
+    lengths: list[int] = np.diff((pixels[1:] != pixels[:-1]).nonzero()[0], prepend=0, append=mask.size).tolist()
+    return lengths
 
 
 def at_thresholds(

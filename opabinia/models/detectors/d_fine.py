@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 from opabinia.config import register
 from opabinia.contracts import Count, DatasetInfo, Fraction, Level, NeckPart, NonNegative, Positive, Sizes, Target
+from opabinia.models.detectors.keypoints import KeypointOptions
+from opabinia.models.detectors.masks import MaskOptions
 from opabinia.models.detectors.queries import (
     Outputs,
     add_losses,
@@ -89,6 +91,8 @@ class DFine(HybridDetector):
         mask: see ``rt_detr``.
         keypoint: likewise.
         oriented: likewise.
+        roi_mask: likewise.
+        roi_keypoint: likewise.
 
     Raises:
         ValueError: ``decoder_n_points`` has another length than ``strides``, or see ``rt_detr``.
@@ -130,6 +134,8 @@ class DFine(HybridDetector):
         mask: QueryMaskOptions | None = None,
         keypoint: QueryKeypointOptions | None = None,
         oriented: QueryOrientedOptions | None = None,
+        roi_mask: MaskOptions | None = None,
+        roi_keypoint: KeypointOptions | None = None,
     ) -> None:
         library = import_transformers("d_fine", "d_fine")
         check_width(channels, attention_heads)
@@ -164,7 +170,7 @@ class DFine(HybridDetector):
             weight_loss_ddf=float(ddf_weight),
         )
         super().__init__(levels, neck, library, config, class_weight_table(class_weights, dataset_info))
-        self.add_heads(dataset_info, self._head_levels, channels, mask, keypoint, oriented)
+        self.add_heads(dataset_info, self._head_levels, channels, mask, keypoint, oriented, roi_mask, roi_keypoint)
         self._weighting_function = library.weighting_function
         self.max_detections = max_detections
 

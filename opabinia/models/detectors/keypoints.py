@@ -119,7 +119,13 @@ class KeypointHead(nn.Module):
         0."""
         labels = detections.labels
         logits = self._logits(maps, detections.boxes)
-        points = heatmaps_to_keypoints_batch(logits.view(*labels.shape, *logits.shape[1:]), detections.boxes, shape)
+        if torch.compiler.is_exporting():  # static shapes take heatmaps as large as the batch
+            heatmaps = logits.view(*labels.shape, *logits.shape[1:])
+            points = heatmaps_to_keypoints_batch(heatmaps, detections.boxes, shape)
+        else:
+            points = heatmaps_to_keypoints(logits, detections.boxes.flatten(0, 1)).view(
+                *labels.shape, logits.shape[1], 3
+            )
         return detections._replace(keypoints=points * (labels >= 0)[..., None, None])
 
 
@@ -173,9 +179,9 @@ def heatmaps_to_keypoints_batch(logits: Tensor, boxes: Tensor, shape: tuple[int,
         boxes: within their images (B x D x 4).
         shape: height and width of the batch.
     """
+    logits, boxes = logits.detach(), boxes.detach()  # a scan of tensors that require gradients cannot be traced
     sides = (boxes[..., 2:] - boxes[..., :2]).clamp(min=1)
     pixels = sides.ceil()
-    logits = logits.detach()  # a scan of tensors that require gradients cannot be traced
     length, (height, width) = logits.shape[-1], shape
 
     def highest(carry: Tensor, row: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:

@@ -12,10 +12,13 @@ from torchvision.ops import box_convert
 
 from opabinia.contracts import DatasetInfo, Detections, Detector, Level, Sizes, Target
 from opabinia.contracts.rotated_boxes import upright_boxes
+from opabinia.models.detectors.keypoints import KeypointOptions
+from opabinia.models.detectors.masks import MaskOptions
 from opabinia.models.detectors.query_heads import MatchedObjects, Queries, QueryHead, sides_of
 from opabinia.models.detectors.query_keypoints import QueryKeypointHead, QueryKeypointOptions
 from opabinia.models.detectors.query_masks import QueryMaskHead, QueryMaskOptions
 from opabinia.models.detectors.query_oriented import QueryOrientedHead, QueryOrientedOptions
+from opabinia.models.detectors.query_regions import region_keypoints, region_masks
 from opabinia.models.losses.matching import (
     COSTS,
     ClassCost,
@@ -91,6 +94,8 @@ class QueryDetector(Detector):
         mask: QueryMaskOptions | None,
         keypoint: QueryKeypointOptions | None,
         oriented: QueryOrientedOptions | None,
+        roi_mask: MaskOptions | None = None,
+        roi_keypoint: KeypointOptions | None = None,
     ) -> None:
         """Add heads on the queries; null options add none.
 
@@ -101,31 +106,24 @@ class QueryDetector(Detector):
             mask: options of instance masks.
             keypoint: options of keypoints.
             oriented: options of oriented boxes, in the place of upright ones.
+            roi_mask: options of instance masks by the head of Mask R-CNN.
+            roi_keypoint: options of keypoints by the head of Keypoint R-CNN.
 
         Raises:
-            ValueError: the training data does not have what a head learns, oriented boxes are combined with other
-                heads, or see :class:`QueryKeypointHead`.
+            ValueError: the training data does not have what a head learns, two heads learn the same, oriented boxes are
+                combined with other heads, or see :class:`QueryKeypointHead`.
         """
+        given = {"mask": mask, "roi_mask": roi_mask, "keypoint": keypoint, "roi_keypoint": roi_keypoint}
+        _check_heads([key for key, options in given.items() if options is not None], oriented is not None, dataset_info)
         if mask is not None:
-            if not dataset_info.masks:
-                raise ValueError(
-                    "mask: the training data has no masks: write masks: true in its source, or mask: null for boxes "
-                    "alone"
-                )
             self.heads["mask"] = QueryMaskHead(levels, width, mask)
+        if roi_mask is not None:
+            self.heads["mask"] = region_masks(levels, dataset_info, roi_mask)
         if keypoint is not None:
-            if not dataset_info.keypoints:
-                raise ValueError(
-                    "keypoint: the training data has no keypoints: take a source that has them, such as coco with a "
-                    "file of keypoints, or keypoint: null for boxes alone"
-                )
             self.heads["keypoint"] = QueryKeypointHead(dataset_info.keypoints, width, keypoint)
+        if roi_keypoint is not None:
+            self.heads["keypoint"] = region_keypoints(levels, dataset_info, roi_keypoint)
         if oriented is not None:
-            if self.heads:
-                raise ValueError(
-                    "oriented: a detector of oriented boxes has no masks and keypoints: write mask: null and keypoint: "
-                    "null, or oriented: null for upright boxes"
-                )
             self.heads["oriented"] = QueryOrientedHead(width, oriented)
         self.masks, self.keypoints, self.oriented = (name in self.heads for name in ("mask", "keypoint", "oriented"))
         self.label_keys = ("boxes", *(key for head in self._heads for key in head.label_keys))
@@ -236,6 +234,34 @@ class QueryDetector(Detector):
             for head in self._heads:
                 detections = head.describe(queries, maps, shape, detections)
         return detections
+
+
+def _check_heads(keys: Sequence[str], oriented: bool, dataset_info: DatasetInfo) -> None:
+    """Check heads by their keys in the config.
+
+    Raises:
+        ValueError: see :meth:`QueryDetector.add_heads`.
+    """
+    for key in keys:
+        if key.endswith("mask") and not dataset_info.masks:
+            raise ValueError(
+                f"{key}: the training data has no masks: write masks: true in its source, or {key}: null for boxes "
+                "alone"
+            )
+        if key.endswith("keypoint") and not dataset_info.keypoints:
+            raise ValueError(
+                f"{key}: the training data has no keypoints: take a source that has them, such as coco with a file of "
+                f"keypoints, or {key}: null for boxes alone"
+            )
+    for key in ("mask", "keypoint"):
+        if {key, f"roi_{key}"} <= set(keys):
+            raise ValueError(f"{key} and roi_{key} are two heads for the same: write {key}: null or roi_{key}: null")
+    if oriented and keys:
+        nulls = " and ".join(f"{key}: null" for key in keys)
+        raise ValueError(
+            f"oriented: a detector of oriented boxes has no masks and keypoints: write {nulls}, or oriented: null for "
+            "upright boxes"
+        )
 
 
 def sizes_as_tensor(sizes: Sizes, device: torch.device) -> Tensor:

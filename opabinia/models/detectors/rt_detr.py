@@ -25,6 +25,8 @@ from opabinia.contracts import (
     Sizes,
     Target,
 )
+from opabinia.models.detectors.keypoints import KeypointOptions
+from opabinia.models.detectors.masks import MaskOptions
 from opabinia.models.detectors.queries import (
     Outputs,
     QueryDetector,
@@ -81,7 +83,7 @@ class HybridDetector(QueryDetector):
         r"neck|(encoder|decoder)_input_proj\.\d+|encoder\.\w+_(convs|blocks)\.\d+|enc_output|enc_bbox_head"
         r"|decoder\.layers\.\d+\.(self_attn|mlp|gateway)|decoder\.(bbox_embed|lqe_layers)\.\d+"
         r"|decoder\.(query_pos_head|pre_bbox_head)|heads\.mask\.(blocks\.\d+|query_features_block)"
-        r"|heads\.(keypoint|oriented)\.layers"
+        r"|heads\.(keypoint|oriented)\.layers|heads\.\w+\.(neck|head\.(layers|predictor))"
     )
 
     def __init__(
@@ -297,6 +299,10 @@ class RTDetr(HybridDetector):
             ``loss_keypoint``, ``loss_oks`` and ``loss_visibility`` of the last layer; null: no keypoints.
         oriented: options of oriented boxes (:class:`opabinia.models.detectors.query_oriented.QueryOrientedHead`), which
             add ``loss_rotated_iou`` and ``loss_angle`` of the last layer; null: upright boxes.
+        roi_mask: options of masks by the head of Mask R-CNN, in the place of ``mask``
+            (:class:`opabinia.models.detectors.query_regions.QueryRegionHead`); adds ``loss_mask`` of the last layer.
+        roi_keypoint: options of keypoints by the head of Keypoint R-CNN, in the place of ``keypoint``; adds
+            ``loss_keypoint`` of the last layer.
 
     Raises:
         ValueError: the transformers library is not installed, there are no feature maps of these strides, ``channels``
@@ -335,6 +341,8 @@ class RTDetr(HybridDetector):
         mask: QueryMaskOptions | None = None,
         keypoint: QueryKeypointOptions | None = None,
         oriented: QueryOrientedOptions | None = None,
+        roi_mask: MaskOptions | None = None,
+        roi_keypoint: KeypointOptions | None = None,
     ) -> None:
         library = import_transformers("rt_detr", "rt_detr_v2")
         check_width(channels, attention_heads)
@@ -358,7 +366,7 @@ class RTDetr(HybridDetector):
             weight_loss_giou=float(giou_weight),
         )
         super().__init__(levels, neck, library, config, class_weight_table(class_weights, dataset_info))
-        self.add_heads(dataset_info, self._head_levels, channels, mask, keypoint, oriented)
+        self.add_heads(dataset_info, self._head_levels, channels, mask, keypoint, oriented, roi_mask, roi_keypoint)
         self.max_detections = max_detections
         if sampling == "discrete":
             for layer in self.decoder.layers:
