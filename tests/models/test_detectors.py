@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
-from itertools import product
 from typing import Any
 
 import pytest
@@ -84,7 +83,7 @@ DETECTORS: Mapping[str, Callable[..., Detector]] = {
 }
 LIBRARY = (
     *("rt_detr", "d_fine", "detr", "deformable_detr", "rf_detr", "mask2former"),
-    *map("_".join, product(("rt_detr", "d_fine", "rf_detr"), ("masks", "keypoints", "oriented"))),
+    *(f"{name}_{head}" for name in ("rt_detr", "d_fine", "rf_detr") for head in ("masks", "keypoints", "oriented")),
     *("rt_detr_regions", "d_fine_regions"),
 )
 needs_library = pytest.mark.skipif(find_spec("transformers") is None, reason="the extra detr is not installed")

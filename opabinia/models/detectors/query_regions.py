@@ -22,9 +22,10 @@ class QueryRegionHead(QueryHead):
     that matched queries predict, whatever their overlap with the objects. Features are pooled from a pyramid on the
     feature maps, as in R-CNNs.
 
-    Losses are the head's, means over the regions of this process
-    (:meth:`opabinia.models.detectors.masks.MaskHead.losses`,
-    :meth:`opabinia.models.detectors.keypoints.KeypointHead.losses`).
+    Losses are the head's (:meth:`opabinia.models.detectors.masks.MaskHead.losses`,
+    :meth:`opabinia.models.detectors.keypoints.KeypointHead.losses`), which are means over the regions of a process,
+    weighted by the share of these in the batch of all processes: those of masks average to the loss of the whole batch,
+    those of keypoints only if each process has the same share of keypoints within regions.
 
     Args:
         label_key: what it learns, ``masks`` or ``keypoints``.
@@ -46,7 +47,7 @@ class QueryRegionHead(QueryHead):
         targets: Sequence[Target],
         count: Tensor,
     ) -> dict[str, Tensor]:
-        """See :meth:`QueryHead.losses`; ``count`` is not used."""
+        """See :meth:`QueryHead.losses`."""
         boxes = box_convert(queries.boxes.float(), "cxcywh", "xyxy") * sides_of(shape, queries.boxes.device)
         counts, regions = list(objects.counts), []
         first_objects = accumulate((len(target.labels) for target in targets), initial=0)
@@ -55,7 +56,9 @@ class QueryRegionHead(QueryHead):
         for target, predicted, indices, first in images:
             rows = indices - first
             regions.append(Regions(predicted, target.labels[rows], rows, target.boxes[rows]))
-        return self.head.losses(self.neck(maps), [regions], targets)
+        values = self.head.losses(self.neck(maps), [regions], targets)
+        share = len(boxes) / count
+        return {name: value * share if name.startswith("loss") else value for name, value in values.items()}
 
     def describe(
         self, queries: Queries, maps: Sequence[Tensor], shape: tuple[int, int], detections: Detections
