@@ -243,7 +243,7 @@ def _sections(
     found: dict[str, dict[str, Any]] = {}
     names: dict[str, str] = {}
     for file in files:
-        split = file.split or ("train" if len(files) == 1 else "")
+        split = file.split or ("train" if len(files) == 1 else _split_of_images(file))
         if not split:
             raise UnreadableLayout(
                 f"{folder.at(file.name)}: its name does not say which split it is; expected names such as "
@@ -259,6 +259,12 @@ def _sections(
         place = listed([folder.at(file.name) for file in files])
         raise UnreadableLayout(f"{place}: there are no annotations to train on, such as instances_train.json")
     return found
+
+
+def _split_of_images(file: _File) -> str | None:
+    """Return the split that the folders of all first images stand for."""
+    splits = {split_of_path(above(name)) for name in file.names}
+    return splits.pop() if len(splits) == 1 else None
 
 
 def _layout(

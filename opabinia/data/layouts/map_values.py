@@ -7,6 +7,7 @@ import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from opabinia.runtime.text import plural
 LOSSLESS = (".png", ".tif", ".tiff", ".bmp", ".gif", ".pgm", ".ppm", ".webp")
 """Suffixes of files whose values are as they were written."""
 
-_OPENED = 100
+_OPENED = 1000
 """Maps that are opened, at most; fewer if they have many pixels."""
 _PIXELS = 50_000_000
 _MAX_VALUES = 40
@@ -194,27 +195,70 @@ def _exact(
     """
     if found.colors:
         return _colors(found, list(names), list(colors), file)
+    shades = _shades(found)
+    if shades and (len(names) in (0, len(shades)) or (len(names) == 1 and shades == [0, IGNORE_LABEL])):
+        return _by_shade(found, shades, names, file)
     values = sorted(found.gray.keys() - {IGNORE_LABEL})
-    counted = f"Classes are those in {plural(found.opened, 'map')}"
-    is_mask = found.gray.keys() <= {0, IGNORE_LABEL} and IGNORE_LABEL in found.gray and len(names) <= 2
-    if is_mask or (values in ([0], [1], [0, 1]) and not names):
-        binary = _two(list(names))
-        marked = [IGNORE_LABEL] if is_mask else [1]
-        note = [] if names else ["no file has the names of the classes: they are background and object"]
-        return {"classes": binary, "values": dict(zip(binary, ([0], marked), strict=True))}, note
+    if values in ([0], [1], [0, 1]) and not names:
+        return {"classes": _two([]), "values": dict(zip(_two([]), ([0], [1]), strict=True))}, [_UNNAMED_TWO]
     largest = values[-1] if values else 0
     if names:
         return {"classes": list(names)} | _fit(where, list(names), values, file), [f"names of classes are from {file}"]
-    unnamed = f"no file has the names of the classes; classes.txt would, with a name per line. {counted}"
+    unnamed = _unnamed(found)
     if largest < max(_MAX_VALUES, 2 * len(values)) and largest < IGNORE_LABEL:
         return {"classes": [f"class_{number}" for number in range(largest + 1)]}, [unnamed]
     named = {f"class_{number}": [value] for number, value in enumerate(values)}
     return {"classes": list(named), "values": named}, [unnamed]
 
 
-def _two(names: list[str]) -> list[str]:
+_UNNAMED_TWO = "no file has the names of the classes: they are background and object"
+
+
+def _unnamed(found: MapValues) -> str:
+    """Return the remark on classes without names."""
+    counted = f"Classes are those in {plural(found.opened, 'map')}"
+    return f"no file has the names of the classes; classes.txt would, with a name per line. {counted}"
+
+
+_STRAY = 1e-4
+"""Share of the pixels that a shade of gray has which is a class, at least."""
+
+
+def _shades(found: MapValues) -> list[int]:
+    """Return the values of classes that are shades of gray, such as 0, 128 and 255, without those of few pixels; none
+    if values are labels, which are small or near to each other. 255 is a class if it is a shade."""
+    pixels = found.gray.total()
+    values = sorted(value for value, count in found.gray.items() if count >= _STRAY * pixels)
+    far = all(after - before > _SPREAD for before, after in pairwise(values))
+    labels = [value for value in values if value != IGNORE_LABEL]
+    if labels in ([], [0]) and IGNORE_LABEL in values:
+        return [0, IGNORE_LABEL]
+    return values if len(values) > 1 and far and labels[-1] >= _MAX_VALUES else []
+
+
+def _by_shade(
+    found: MapValues, shades: Sequence[int], names: Sequence[str], file: str
+) -> tuple[dict[str, Any], list[str]]:
+    """Return the options for maps whose classes are these shades of gray; other values get the nearest one."""
+    note = f"names of classes are from {file}" if names else _unnamed(found)
+    classes = list(names) or [f"class_{number}" for number in range(len(shades))]
+    if len(names) < 2 and shades == [0, IGNORE_LABEL]:
+        classes, note = _two(names), note if names else _UNNAMED_TWO
+    options: dict[str, Any] = {
+        "classes": classes,
+        "values": {name: [shade] for name, shade in zip(classes, shades, strict=True)},
+    }
+    strays = sorted(found.gray.keys() - {*shades})
+    if not strays:
+        return options, [note]
+    shown = ", ".join(map(str, shades))
+    rare = f"a few pixels have other values, such as {strays[0]}: they get the class of the nearest of {shown}"
+    return {**options, "unlisted": "nearest"}, [note, rare]
+
+
+def _two(names: Sequence[str]) -> list[str]:
     """Return the names of the values 0 and 255, of which a file may have the second only."""
-    return names if len(names) == 2 else ["background", names[0] if len(names) == 1 else "object"]
+    return list(names) if len(names) == 2 else ["background", names[0] if len(names) == 1 else "object"]
 
 
 def _fit(where: str, names: list[str], values: Sequence[int], file: str) -> dict[str, Any]:

@@ -235,8 +235,12 @@ def _pair_in(folder: Folder, root: str) -> _Place | None:
 
 def _differ(images: Folder, maps: Sequence[str]) -> bool:
     """Return whether files of one folder may be maps, since they have fewer values than those of the other."""
-    of_maps = read_values(maps[:5])
-    of_images = read_values([str(images.path / name) for name in images.tree(LOSSLESS, 5)])
+    return _fewer_values(maps, [str(images.path / name) for name in images.tree(LOSSLESS, 5)])
+
+
+def _fewer_values(maps: Sequence[str], images: Sequence[str]) -> bool:
+    """Return whether files may be maps, since the first ones have few values, fewer than lossless images."""
+    of_maps, of_images = read_values(maps[:5]), read_values(images[:5])
     return looks_like_maps(of_maps) and not (looks_like_maps(of_images) and of_images.count < 3 * of_maps.count)
 
 
@@ -259,15 +263,24 @@ def _beside(inner: Folder, root: str) -> _Place | None:
         if naming is None:
             raise UnreadableLayout(f"{inner.text}: there are maps such as {maps[0]}, but most images have none")
         return _Place(root, "", "", naming)
-    jpegs, pngs = inner.named(".jpg", ".jpeg"), inner.named(".png")
-    naming = match_names(jpegs, pngs)
-    if (
-        naming != {}
-        or len(pngs) < len(files) / 3
-        or not looks_like_maps(read_values([str(inner.path / name) for name in pngs[:5]]))
-    ):
-        return None
-    return _Place(root, "", "", {"image_suffix": os.path.splitext(jpegs[0])[1]})
+    return _same_names(inner, root, files)
+
+
+def _same_names(inner: Folder, root: str, files: Sequence[str]) -> _Place | None:
+    """Return the images and maps that differ in suffixes alone: ``1.jpg`` and ``1.png``, or ``1.bmp`` and ``1.png``."""
+    by_suffix = defaultdict[str, list[str]](list)
+    for name in files:
+        by_suffix[os.path.splitext(name)[1]].append(name)
+    for image_suffix, map_suffix in permutations(by_suffix, 2):
+        images, maps = by_suffix[image_suffix], by_suffix[map_suffix]
+        naming = match_names(images, maps)
+        if naming is None or naming.keys() - {"label_suffix"} or len(maps) < len(files) / 3:
+            continue
+        paths = [str(inner.path / name) for name in maps]
+        lossless = [str(inner.path / name) for name in images if name.lower().endswith(LOSSLESS)]
+        if map_suffix.lower().endswith(LOSSLESS) and _fewer_values(paths, lossless):
+            return _Place(root, "", "", naming | {"image_suffix": image_suffix})
+    return None
 
 
 _ENDS = re.compile(r"[_ .-](mask|label|gt|seg|segmentation|map|annotation|matte)s?$", re.IGNORECASE)

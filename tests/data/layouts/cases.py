@@ -326,6 +326,15 @@ DETECTION = [
         notes=["--task instance_segmentation, --task segmentation, --task keypoints"],
     ),
     Case(
+        "names of images that say which split a file is",
+        steps(
+            images("images/{train,val}/{1..2}.jpg"),
+            content("annotations/instances_default.json", coco(["train/1.jpg", "train/2.jpg"])),
+            content("annotations/val_instances_default.json", coco(["val/1.jpg", "val/2.jpg"])),
+        ),
+        *("coco", "detection", 2, 2),
+    ),
+    Case(
         "keypoints",
         steps(images("{1..2}.jpg"), content("annotations.json", coco(TWO, keypoints=True))),
         *("coco", "keypoints", 2),
@@ -953,6 +962,17 @@ SEGMENTATION = [
         ),
         *("maps", "segmentation", 2, 2),
         classes=["sky", "road", "car"],
+    ),
+    Case(
+        "maps beside images of another suffix, in shades of gray",
+        steps(
+            maps("{a,b}/{1..2}.bmp", values=tuple(range(64))),
+            maps("{a,b}/{1..2}.png", values=(0,) * 32 + (128,) * 16 + (255,) * 16),
+            text("a.csv", "id,class\n1,2\n"),
+        ),
+        *("maps", "segmentation", 4),
+        classes=["class_0", "class_1", "class_2"],
+        notes=["not read: a.csv"],
     ),
     Case(
         "folders of maps beside folders of splits",

@@ -49,6 +49,7 @@ def test_names_of_images_and_maps(images: list[str], maps: list[str], options: d
 
 
 CLASSES = (["a", "b"], [])
+IDS = {"class_0": [0], "class_1": [50], "class_2": [51]}
 
 
 @pytest.mark.parametrize(
@@ -61,6 +62,18 @@ CLASSES = (["a", "b"], [])
         ({1, 2}, CLASSES, {"classes": ["a", "b"], "reduce_zero_label": True}),
         ({0, 1, 2}, CLASSES, {"classes": ["background", "a", "b"]}),
         ({0, 100}, None, {"classes": ["class_0", "class_1"], "values": {"class_0": [0], "class_1": [100]}}),
+        ({0, 255}, CLASSES, {"classes": ["a", "b"], "values": {"a": [0], "b": [255]}}),
+        ({0, 128}, CLASSES, {"classes": ["a", "b"], "values": {"a": [0], "b": [128]}}),
+        (
+            {0, 128, 255},
+            None,
+            {
+                "classes": ["class_0", "class_1", "class_2"],
+                "values": {"class_0": [0], "class_1": [128], "class_2": [255]},
+            },
+        ),
+        ({0, 128, 255}, CLASSES, "maps has the value 128, and names.txt has names for 0 to 1 only"),
+        ({0, 50, 51, 255}, None, {"classes": [f"class_{i}" for i in range(3)], "values": IDS}),
         ({0, 3}, CLASSES, "maps has the value 3, and names.txt has names for 0 to 1 only"),
         ({*range(0, 200, 3)}, None, "maps: 1 maps have 67 different gray values; label maps have one for each class"),
     ],
@@ -73,6 +86,15 @@ def test_classes_of_values(gray: set[int], names: Any, options: dict[str, Any] |
             class_options("maps", found, given)
     else:
         assert class_options("maps", found, given)[0] == options
+
+
+@pytest.mark.parametrize("shades", [(0, 255), (0, 128, 255)])
+def test_few_pixels_of_other_shades_are_no_class(shades: tuple[int, ...]) -> None:
+    found = MapValues(opened=1, gray=Counter(dict.fromkeys(shades, 100_000)) + Counter({7: 5, 45: 1, 254: 3}))
+    options, notes = class_options("maps", found, None)
+    assert [value for (value,) in options["values"].values()] == [*shades]
+    assert options["unlisted"] == "nearest"
+    assert "such as 7" in notes[1]
 
 
 EDGES = {(value,): 1 for value in range(1, 255)}
