@@ -10,6 +10,7 @@ or names no file of the dataset; if samples have numbers that are not finite or 
 from __future__ import annotations
 
 import argparse
+import base64
 import io
 import json
 import re
@@ -19,6 +20,7 @@ import signal
 import tarfile
 import tempfile
 import warnings
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields, is_dataclass
@@ -153,6 +155,25 @@ def _labelme(root: Path) -> None:
         _write(root, f"{name}.json", json.dumps(content))
 
 
+def _supervisely(root: Path) -> None:
+    _images(root, "img/a.png", "img/b.png")
+    png = io.BytesIO()
+    Image.new("L", (3, 2), 255).save(png, "PNG")
+    data = base64.b64encode(zlib.compress(png.getvalue())).decode()
+    shapes = [
+        {
+            "geometryType": "polygon",
+            "points": {"exterior": [[1, 1], [9, 1], [5, 8]], "interior": [[[4, 2], [6, 2], [5, 4]]]},
+        },
+        {"geometryType": "rectangle", "points": {"exterior": [[2, 2], [7, 8]], "interior": []}},
+        {"geometryType": "bitmap", "bitmap": {"origin": [2, 3], "data": data}},
+    ]
+    objects = [{"classTitle": name, **shape} for name, shape in zip(("cat", "dog", "cat"), shapes, strict=True)]
+    for name in "ab":
+        content = {"size": {"height": 10, "width": 12}, "tags": [], "objects": objects}
+        _write(root, f"ann/{name}.png.json", json.dumps(content))
+
+
 def _shards(suffix: str, labels: Sequence[str]) -> Callable[[Path], None]:
     def write(root: Path) -> None:
         _images(root, "image.png")
@@ -278,6 +299,7 @@ def formats() -> list[Format]:
         ),
         Format("cvat", _cvat, lambda root: sources.cvat(root=root, file=root / "a.xml", masks=True), ["a.xml"]),
         Format("labelme", _labelme, lambda root: sources.labelme(root=root, masks=True), ["*.json"]),
+        Format("supervisely", _supervisely, lambda root: sources.supervisely(root=root, masks=True), ["ann/*.json"]),
         Format("dota", small_data.dota, lambda root: sources.dota(root=root), ["labelTxt/*"]),
         Format("kitti", small_data.kitti, lambda root: sources.kitti(root=root), ["label_2/*"]),
         Format("visdrone", small_data.visdrone, lambda root: sources.visdrone(root=root), ["annotations/*"]),

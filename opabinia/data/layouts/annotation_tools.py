@@ -69,26 +69,34 @@ def _is_voc(folder: Folder) -> bool:
 
 
 def _above_lists(folder: Folder, place: str) -> str | None:
-    """Return the folder above XML files that has lists of images in ``ImageSets/Main``."""
+    """Return the folder above XML files that has lists of images in ``ImageSets/Main`` or in ``ImageSets``."""
     parts = place.split("/")
     above = ("/".join(parts[:end]) for end in range(len(parts), -1, -1))
-    return next((base for base in above if folder.sub(base).has("ImageSets/Main")), None)
+    return next((base for base in above if _lists(folder.sub(base)) is not None), None)
+
+
+def _lists(base: Folder) -> str | None:
+    """Return the folder of lists of images."""
+    if base.has("ImageSets/Main"):
+        return "ImageSets/Main"
+    return "ImageSets" if base.has("ImageSets") and base.sub("ImageSets").named(".txt") else None
 
 
 def _listed_voc(folder: Folder, place: str, base: str) -> tuple[dict[str, dict[str, Any]], set[str], str]:
-    """Return the sources of the lists in ``ImageSets/Main``, the folders and what is said of them.
+    """Return the sources of lists of images, the folders and what is said of them.
 
     Raises:
         UnreadableLayout: there is none to train on.
     """
     section, used = _voc_section(folder, place, base)
-    files = folder.sub(base).sub("ImageSets/Main").named(".txt")
+    at = _lists(folder.sub(base)) or "ImageSets/Main"
+    files = folder.sub(base).sub(at).named(".txt")
     lists = [name[:-4] for name in files if "_" not in name]  # others are of one class
     sections = {split: {**section, "split": name} for name in lists if (split := split_of(name))}
     if "train" not in sections and "trainval" in lists:
         sections["train"] = {**section, "split": "trainval"}
-    check_training(folder, sections, "expected ImageSets/Main/train.txt")
-    return sections or {"train": {**section, "split": None}}, {*used, "ImageSets"}, "listed in ImageSets/Main"
+    check_training(folder, sections, f"expected {at}/train.txt")
+    return sections or {"train": {**section, "split": None}}, {*used, "ImageSets"}, f"listed in {at}"
 
 
 def _unlisted_voc(folder: Folder, places: Sequence[str]) -> tuple[dict[str, dict[str, Any]], set[str], str, list[str]]:

@@ -21,6 +21,10 @@ CLASS_FILES = (
 )
 """Names of such files, in lower case, and any others with the suffix ``.names``."""
 
+_MAY_NAME_COLORS = re.compile("class|label|colou?r|palette", re.IGNORECASE)
+"""Other names of files that are read if they have a color for each class."""
+_SMALL = 1 << 16
+
 ClassNames = tuple[Sequence[str], Sequence[Color]]
 """Names of classes, and a color for each, or none at all."""
 
@@ -40,6 +44,12 @@ def find_class_names(folder: Folder, places: Sequence[str]) -> tuple[ClassNames,
                 return _read(folder.path / path), path
             except ValueError as error:
                 raise UnreadableLayout(str(error)) from error
+        for name in (name for name in inner.named(".csv", ".txt") if _MAY_NAME_COLORS.search(name)):
+            if (inner.path / name).stat().st_size <= _SMALL:
+                with suppress(ValueError):
+                    names, colors = _read(inner.path / name)
+                    if colors:
+                        return (names, colors), f"{place}/{name}".lstrip("/")
         for name in inner.named(".yaml", ".yml"):
             with suppress(ValueError):
                 return (list(read_data_yaml(inner.path / name)[1].values()), []), f"{place}/{name}".lstrip("/")
@@ -56,11 +66,11 @@ def _read(file: Path) -> ClassNames:
 
 def _read_csv(file: Path) -> ClassNames:
     """Read lines of a name and a color, or of a value and a name in either order, after a line of column names."""
-    rows = [next(csv.reader([line])) for _, line in read_lines(file)]
-    rows = [[cell.strip() for cell in row] for row in rows]
-    colored = [row for row in rows if len(row) == 4 and all(re.fullmatch(r"\d{1,3}", cell) for cell in row[1:])]
+    rows = [_cells(line) for _, line in read_lines(file)]
+    colored = [row for row in rows if len(row) >= 4 and all(re.fullmatch(r"\d{1,3}", cell) for cell in row[-3:])]
     if colored:
-        return [row[0] for row in colored], [(int(row[1]), int(row[2]), int(row[3])) for row in colored]
+        names = [next((cell for cell in row[:-3] if not cell.isdecimal()), row[0]) for row in colored]
+        return names, [(int(red), int(green), int(blue)) for *_, red, green, blue in colored]
     numbered = [row if row[0].isdecimal() else row[::-1] for row in rows if len(row) == 2]
     numbered = sorted((row for row in numbered if row[0].isdecimal()), key=lambda row: int(row[0]))
     if numbered and [int(row[0]) for row in numbered] == list(range(len(numbered))):
@@ -68,3 +78,13 @@ def _read_csv(file: Path) -> ClassNames:
     if all(len(row) == 1 for row in rows):
         return [row[0] for row in rows], []
     raise ValueError(f"{file} has no names of classes; expected lines such as road,128,64,128 or 0,road")
+
+
+_COLOR = re.compile(r"[(\[]?\s*(\d{1,3})[,;\s]+(\d{1,3})[,;\s]+(\d{1,3})\s*[)\]]?")
+
+
+def _cells(line: str) -> list[str]:
+    """Return the cells of a line; a color in one of them, such as ``"128,64,128"``, as three."""
+    cells = [cell.strip() for cell in next(csv.reader([line]))]
+    color = _COLOR.fullmatch(cells[-1])
+    return [*cells[:-1], *color.groups()] if color and len(cells) > 1 else cells

@@ -18,7 +18,7 @@ from opabinia.runtime.text import first_of
 
 SPLITS = {
     "train": ("train", "training", "train2017", "train2014"),
-    "val": ("val", "valid", "validation", "dev", "val2017", "val2014"),
+    "val": ("val", "valid", "validation", "validate", "dev", "val2017", "val2014"),
     "test": ("test", "testing", "test2017", "test2014"),
 }
 """Names of folders and files of each split, in lower case."""

@@ -194,7 +194,7 @@ def _exact(
         UnreadableLayout: they do not fit the names.
     """
     if found.colors:
-        return _colors(found, list(names), list(colors), file)
+        return _colors(where, found, list(names), list(colors), file)
     shades = _shades(found)
     if shades and (len(names) in (0, len(shades)) or (len(names) == 1 and shades == [0, IGNORE_LABEL])):
         return _by_shade(found, shades, names, file)
@@ -277,8 +277,19 @@ def _fit(where: str, names: list[str], values: Sequence[int], file: str) -> dict
     raise UnreadableLayout(f"{where} has the value {largest}, and {file} has names for 0 to {len(names) - 1} only")
 
 
-def _colors(found: MapValues, names: list[str], colors: list[Color], file: str) -> tuple[dict[str, Any], list[str]]:
-    """Return the options for maps in color."""
+def _colors(
+    where: str, found: MapValues, names: list[str], colors: list[Color], file: str
+) -> tuple[dict[str, Any], list[str]]:
+    """Return the options for maps in color.
+
+    Raises:
+        UnreadableLayout: none has a color of the file.
+    """
+    if colors and not found.colors.keys() & {*colors}:
+        raise UnreadableLayout(
+            f"{where}: no color of {file}, such as {colors[0]}, occurs in the maps, which have {max(found.colors)}; "
+            "expected red, green, blue"
+        )
     if colors:
         unknown = sorted(found.colors.keys() - set(colors))
         note = [f"{len(unknown)} colors that are not in {file}, such as {unknown[0]}, are ignored"] if unknown else []

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from opabinia.data.layouts.folder import Folder, UnreadableLayout
-from opabinia.data.layouts.layout import Layout, Section, TaskName
+from opabinia.data.layouts.layout import Layout, Section, TaskName, change_sources
 
 
 def convert(layout: Layout, task: TaskName, change: Callable[[Section], dict[str, Any]]) -> Layout:
@@ -17,8 +17,13 @@ def convert(layout: Layout, task: TaskName, change: Callable[[Section], dict[str
 
 def with_masks(layout: Layout) -> list[Layout]:
     """Return the readings of boxes with instance masks, and of the segmentation maps that these make."""
-    masks = convert(layout, "instance_segmentation", lambda section: {**section, "masks": True})
+    masks = convert(layout, "instance_segmentation", lambda section: change_sources(section, _masks))
     return [masks, convert(masks, "segmentation", lambda section: {"name": "object_maps", "source": section})]
+
+
+def _masks(section: Section) -> Section:
+    """Return a source of boxes with masks; one of several sources as it is."""
+    return section if "sources" in section else {**section, "masks": True}
 
 
 def with_alternatives(layout: Layout, others: Sequence[Layout]) -> list[Layout]:

@@ -24,6 +24,7 @@ from opabinia.data.layouts.mask_files import read_mask_files
 from opabinia.data.layouts.packed import read_hugging_face, read_idx, read_parquet, read_shards
 from opabinia.data.layouts.readings import convert
 from opabinia.data.layouts.sketches import describe_unrecognized, nearest_layouts
+from opabinia.data.layouts.supervisely import read_supervisely
 from opabinia.data.layouts.text_files import read_kitti, read_visdrone, read_wider_face
 from opabinia.data.layouts.text_labels import read_dota, read_yolo
 from opabinia.data.layouts.tracks import read_tracks
@@ -45,6 +46,7 @@ _READERS: Sequence[Sequence[Reader]] = (
             read_voc,
             read_labelme,
             read_cvat,
+            read_supervisely,
             read_via_files,
             read_dota,
             read_kitti,

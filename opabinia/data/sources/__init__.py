@@ -58,6 +58,7 @@ from opabinia.data.sources.segmentation_presets import voc_segmentation as voc_s
 from opabinia.data.sources.shards import Shards as Shards
 from opabinia.data.sources.subset import random_part as random_part
 from opabinia.data.sources.subset import subset as subset
+from opabinia.data.sources.supervisely import supervisely as supervisely
 from opabinia.data.sources.synthetic import Synthetic as Synthetic
 from opabinia.data.sources.table import ImagePairs as ImagePairs
 from opabinia.data.sources.table import Table as Table

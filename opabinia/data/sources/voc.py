@@ -60,7 +60,7 @@ def voc(
 
     Args:
         root: the folder with these, such as ``VOCdevkit/VOC2007``.
-        split: the list in ``ImageSets/Main``; null takes every XML file.
+        split: the list in ``ImageSets/Main``, or in ``ImageSets`` without such a folder; null takes every XML file.
         images: the folder with the images; those of ``root`` itself if there is none.
         annotations: the folder with the XML files; those of ``root`` itself if there is none.
         classes: names in the order of their labels; objects of others are dropped. When not given the 20 of VOC, or,
@@ -82,9 +82,10 @@ def voc(
     stems = sorted(file.stem for file in folder.glob("[!.]*.xml"))
     if not stems:
         raise ValueError(f"{folder} has no XML files")
-    file = folder if split is None else root / "ImageSets" / "Main" / f"{split}.txt"
-    if split is not None and not file.parent.is_dir():
+    lists = next((path for path in (root / "ImageSets" / "Main", root / "ImageSets") if path.is_dir()), None)
+    if split is not None and lists is None:
         raise ValueError(f"split: {root} has no folder ImageSets/Main with lists; split: null reads all XML files")
+    file = folder if split is None or lists is None else lists / f"{split}.txt"
     chosen = stems if split is None else [fields[0] for _, fields in read_fields(file, "name")]
     names_of_images = _image_names(root, images, chosen)
     listing = DetectionListing(file=file, root=root, oriented=oriented, noun="object")

@@ -31,6 +31,12 @@ from tests.data.layouts.folders import (
 )
 
 TWO = ["1.jpg", "2.jpg"]
+SUPERVISELY = {
+    "size": {"height": 8, "width": 8},
+    "objects": [
+        {"classTitle": "cat", "geometryType": "rectangle", "points": {"exterior": [[1, 1], [5, 5]], "interior": []}}
+    ],
+}
 SELFSUP = {"task": "selfsup"}
 TF = "filename,width,height,class,xmin,ymin,xmax,ymax\n"
 KITTI = "0.00 0 -1.58 1 1 5 5 1.5 1.6 3.7 1.8 1.5 8.4 0.01"
@@ -61,7 +67,7 @@ CLASSIFICATION = [
     Case("no splits", images(*CATS), "class_folders", "classification", 4),
     Case(
         "other names of splits",
-        images("Training/{cat,dog}/1.jpg", "Valid/{cat,dog}/1.jpg", "TESTING/{cat,dog}/{1..2}.jpg"),
+        images("Training/{cat,dog}/1.jpg", "Validate/{cat,dog}/1.jpg", "TESTING/{cat,dog}/{1..2}.jpg"),
         *("class_folders", "classification", 2, 2, 4),
     ),
     Case(
@@ -595,6 +601,35 @@ DETECTION = [
         *("voc", "detection", 2, 1),
     ),
     Case(
+        "Supervisely",
+        steps(
+            images("{train,val}/img/{1..2}.jpg"),
+            *(content(f"{place}/ann/{n}.jpg.json", SUPERVISELY) for place in ("train", "val") for n in (1, 2)),
+            content("meta.json", {"classes": [{"title": "cat", "shape": "rectangle"}]}),
+        ),
+        *("supervisely", "detection", 2, 2),
+        classes=["cat"],
+    ),
+    Case(
+        "maps of several datasets of Supervisely",
+        steps(
+            images("ds{0,1}/img/{1..2}.jpg"),
+            *(content(f"{place}/ann/{n}.jpg.json", SUPERVISELY) for place in ("ds0", "ds1") for n in (1, 2)),
+        ),
+        *("supervisely", "segmentation", 4),
+        given={"task": "segmentation"},
+    ),
+    Case(
+        "Pascal VOC with lists above the usual folder",
+        steps(
+            images("Images/{1..3}.jpg"),
+            *(text(f"Annotations/{number}.xml", voc_xml()) for number in (1, 2, 3)),
+            text("ImageSets/train.txt", "1\n2\n"),
+            text("ImageSets/test.txt", "3\n"),
+        ),
+        *("voc", "detection", 2, None, 1),
+    ),
+    Case(
         "Pascal VOC without lists",
         steps(
             images("images/{1..2}.png"),
@@ -1126,6 +1161,16 @@ SEGMENTATION = [
             images("images/{1..2}.jpg"),
             maps("labels/{1..2}.png", values=(0, 0, 0, 9, 8, 7), mode="RGB"),
             text("label_colors.txt", "0 0 0\tVoid\n9 8 7\t\tRoad 2\n"),
+        ),
+        *("maps", "segmentation", 2),
+        classes=["Void", "Road 2"],
+    ),
+    Case(
+        "maps in color with colors in one column",
+        steps(
+            images("images/{1..2}.jpg"),
+            maps("labels/{1..2}.png", values=(0, 0, 0, 9, 8, 7), mode="RGB"),
+            text("Labels and colors.csv", 'Label,color_rgb\nVoid,"0,0,0"\nRoad 2,"9,8,7"\n'),
         ),
         *("maps", "segmentation", 2),
         classes=["Void", "Road 2"],
@@ -1702,6 +1747,20 @@ BROKEN = [
             text("data.yaml", "train: images/train\nnames: 3\n"),
         ),
         ["data.yaml: names is 3"],
+    ),
+    Wrong(
+        "Supervisely with tags only",
+        steps(images("a/img/1.jpg"), content("a/ann/1.json", {"tags": ["a"], "objects": [], "size": {}})),
+        ["JSON files of Supervisely without objects; tags of images are not read"],
+    ),
+    Wrong(
+        "colors in another order",
+        steps(
+            images("images/{1..2}.jpg"),
+            maps("labels/{1..2}.png", values=(1, 2, 3, 9, 8, 7), mode="RGB"),
+            text("label_colors.txt", "road 3 2 1\ncar 7 8 9\n"),
+        ),
+        ["labels: no color of label_colors.txt, such as (3, 2, 1), occurs", "expected red, green, blue"],
     ),
     Wrong("XML without images", steps(text("Annotations/1.xml", voc_xml())), ["Annotations", "no images"]),
     Wrong(
