@@ -186,8 +186,8 @@ def train(words: Sequence[str], seed: int, out: Path, score: str) -> tuple[float
 
 
 def limited(words: Sequence[str], folder: Path, budget: float) -> list[str]:
-    """Return the words of a recipe that ends, with an evaluation, when the budget is used."""
-    limit = f"hooks.budget={{name: time_limit, max_time: {budget / 3600}h, final: true}}"
+    """Return the words of a recipe whose schedule ends, with an evaluation, when the budget is used."""
+    limit = f"hooks.budget={{name: time_limit, max_time: {budget / 3600}h, final: true, shorten: true}}"
     rare = ["evaluate.every=0ep", "checkpoint.every=0ep"]
     return [*(word.replace("FOLDER", str(folder)) for word in words), limit, *rare]
 

@@ -862,6 +862,7 @@ TESTED_ELSEWHERE = {
     f"{DATA}/test_annotation_tools.py": ("labelme", "cvat"),
     f"{DATA}/test_label_studio.py": ("label_studio",),
     f"{DATA}/test_supervisely.py": ("supervisely",),
+    f"{DATA}/test_instance_maps.py": ("instance_maps",),
     f"{DATA}/test_mask_files.py": ("mask_files",),
     "tests/models/trackers/test_package.py": ("trackers",),
     f"{DATA}/test_mot.py": ("mot",),

@@ -14,7 +14,7 @@ from opabinia.data.decoding.video import EXTENSIONS as VIDEOS
 from opabinia.data.file_search import find_files
 from opabinia.data.layouts.folder import DoubtfulLayout, Folder, UnreadableLayout, listed, split_in, split_of
 from opabinia.data.layouts.identities import identity_layout, may_be_identities
-from opabinia.data.layouts.images import unread_annotations
+from opabinia.data.layouts.images import unread_annotations, unread_lists
 from opabinia.data.layouts.layout import Layout, TaskName
 from opabinia.data.layouts.pairing import PARTS, is_dataset
 from opabinia.data.sources.folder import select_listed
@@ -239,6 +239,8 @@ def _layout(folder: Folder, splits: Mapping[str, _Split], kind: _Kind) -> Layout
     if direct := train.folder.named(*kind.suffixes):
         notes.append(f"{train.folder.text}: {plural(len(direct), kind.noun)} outside of the class folders are not read")
     sections = {name: _section(name, split, train.classes, kind, notes) for name, split in splits.items()}
+    if not train.list_file:
+        notes += unread_lists(folder.top, ())
     description = _description(splits, f"class folders of {kind.noun}s")
     return Layout(kind.name, kind.task, description, sections, notes=notes)
 

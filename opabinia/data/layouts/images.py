@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import re
 from collections import Counter
@@ -70,6 +71,26 @@ def unread_annotations(folder: Folder) -> list[str]:
         bases = {PurePosixPath(name).name for name in images}
         texts = [name for name in texts if _names_images(folder, name, bases)]
     return files + texts
+
+
+def unread_lists(folder: Folder, used: Container[str]) -> list[str]:
+    """Return a remark on lists of images that are not in ``used`` (paths below the folder): they may have labels or
+    splits."""
+    bases = {PurePosixPath(name).name for name in folder.tree(EXTENSIONS, 10_000)}
+    bases |= {stem for name in bases if not (stem := os.path.splitext(name)[0]).isdecimal()}
+    found = [
+        f"{place}/{name}".lstrip("/")
+        for place in folder.places((".txt",))
+        if len(names := folder.sub(place).named(".txt")) <= _LISTS
+        for name in names
+    ]
+    found = [name for name in found[:_LISTS] if name not in used]
+    found = [name for name in found if "split" in name.lower() or _names_images(folder, name, bases)]
+    return [f"lists of images that are not read: {listed(found, 3)}"] if found else []
+
+
+_LISTS = 50
+"""Lists that are looked at, at most; more text files of a folder are labels of one image each."""
 
 
 def _names_images(folder: Folder, name: str, images: Container[str]) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 
 from opabinia.data.decoding.images import EXTENSIONS as IMAGES
 from opabinia.data.layouts.box_columns import box_columns
-from opabinia.data.layouts.folder import DoubtfulLayout, Folder, UnreadableLayout, listed, split_of
+from opabinia.data.layouts.folder import DoubtfulLayout, Folder, UnreadableLayout, listed, split_in, split_of
 from opabinia.data.layouts.layout import Layout
 from opabinia.data.layouts.pairing import Place, above, locate, split_of_path
 from opabinia.data.layouts.readings import check_training
@@ -34,6 +34,9 @@ _IDENTITIES = ("identity", "pid", "person_id", "individual_id", "vehicle_id", "i
 _CAMERAS = ("camera", "camid", "cam", "camera_id", "cam_id")
 SPLIT_COLUMNS = ("split", "subset", "set", "partition", "phase", "usage")
 _SIZES = ("width", "height", "image_width", "image_height")
+_RUNS_NAME = re.compile(r"pixels|encod|rle|segmentation", re.IGNORECASE)
+_RUNS = re.compile(r"-1|\d+ \d+( \d+ \d+)*\s*")
+"""Names and values of columns with run lengths of masks."""
 _FILES = 50
 """Lists that are looked at, at most."""
 _SEPARATORS = ("|", ";", ",", " ")
@@ -103,16 +106,17 @@ def read_lists(folder: Folder) -> Iterator[Layout]:
     if any(table.identities for table in tables):
         yield from _identities(folder, tables)
         return
-    by_split: dict[str, ImageList] = {}
     unnamed = [table for table in tables if _split_of_file(table.name) is None]
-    for table in tables:
-        split = _split_of_file(table.name)
-        if split is not None and (split != "test" or _label_options(folder, table, needed=False) is not None):
-            by_split.setdefault(split, table)
-    if not by_split and len(unnamed) == 1:
+    groups = _lists_of_splits(folder, tables)
+    if len(groups) > 1:  # other labels of the same images
+        for name, by_split in groups.items():
+            with suppress(DoubtfulLayout):
+                yield from _split_lists(folder, by_split, f"list_{name}")
+    elif groups:
+        yield from _split_lists(folder, next(iter(groups.values())))
+    elif len(unnamed) == 1:
         yield from _one_list(folder, unnamed[0])
-        return
-    if not by_split:
+    else:
         for table in unnamed:
             options = _label_options(folder, table, needed=False)
             if options is not None:
@@ -121,8 +125,23 @@ def read_lists(folder: Folder) -> Iterator[Layout]:
                 yield Layout(
                     f"list_{stem}", "classification", f"images and labels listed in {table.name}", {"train": section}
                 )
-        return
-    yield from _split_lists(folder, by_split)
+
+
+def _lists_of_splits(folder: Folder, tables: Sequence[ImageList]) -> dict[str, dict[str, ImageList]]:
+    """Return the lists of splits by what else is in their names; of any names if one name at most has training data."""
+    groups: dict[str, dict[str, ImageList]] = {}
+    for table in tables:
+        split = _split_of_file(table.name)
+        if split is not None and (split != "test" or _label_options(folder, table, needed=False) is not None):
+            words = re.split(r"[^A-Za-z0-9]+", os.path.splitext(os.path.basename(table.name))[0])
+            rest = "_".join(word for word in words if split_in(word) is None)
+            groups.setdefault(rest, {}).setdefault(split, table)
+    trained = {name: group for name, group in groups.items() if "train" in group}
+    if len(trained) > 1:
+        return trained
+    merged = {split: table for group in reversed(groups.values()) for split, table in group.items()}
+    merged |= next(iter(trained.values()), {})
+    return {"": merged} if merged else {}
 
 
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".txt")
@@ -257,6 +276,12 @@ def _label_options(folder: Folder, table: ImageList, *, needed: bool = True) -> 
     column = table.column(LABELS)
     others = [name for name in table.rows[0] if name != table.path and name.lower() not in (*SPLIT_COLUMNS, *_SIZES)]
     if column is None:
+        for name in others:
+            if _RUNS_NAME.search(name) and all(map(_RUNS.fullmatch, map(str, filter(None, table.values(name))))):
+                raise UnreadableLayout(
+                    f"{folder.at(table.name)}: {name} has run lengths of masks, which are not read from lists; write "
+                    "masks/1_0.png for each object of images/1.jpg, or COCO's format"
+                )
         marks = [name for name in others if _marks(table.values(name)) <= {"0", "1", "-1"}]
         if len(marks) >= 2:
             counts = {sum(str(row[name]).strip().startswith("1") for name in marks) for row in table.rows}
@@ -342,8 +367,8 @@ def _top_folders(table: ImageList) -> set[str]:
     return {name.partition("/")[0] for name in (*names, *table.place.folders)}
 
 
-def _split_lists(folder: Folder, by_split: Mapping[str, ImageList]) -> Iterator[Layout]:
-    """Yield the reading of a list for each split."""
+def _split_lists(folder: Folder, by_split: Mapping[str, ImageList], name: str = "list") -> Iterator[Layout]:
+    """Yield the reading of a list for each split, with the name of the layout."""
     check_training(folder, by_split, "expected train.csv")
     sections = {
         split: table.section(folder, "table") | (_label_options(folder, table) or {})
@@ -363,7 +388,7 @@ def _split_lists(folder: Folder, by_split: Mapping[str, ImageList]) -> Iterator[
         part.partition("/")[0] for table in by_split.values() for part in (table.name, table.root, *_top_folders(table))
     }
     description = f"images and labels of {plural(len(classes), 'class', 'es')} listed in {listed(names)}"
-    yield Layout("list", "classification", description, sections, notes=folder.others(used))
+    yield Layout(name, "classification", description, sections, notes=folder.others(used))
 
 
 def _labels(folder: Folder, table: ImageList, section: Mapping[str, Any]) -> list[str]:

@@ -11,6 +11,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+from scipy import ndimage
 
 from opabinia.contracts import IGNORE_LABEL
 from opabinia.data.layouts.class_names import ClassNames
@@ -24,7 +25,7 @@ LOSSLESS = (".png", ".tif", ".tiff", ".bmp", ".gif", ".pgm", ".ppm", ".webp")
 _OPENED = 1000
 """Maps that are opened, at most; fewer if they have many pixels."""
 _PIXELS = 50_000_000
-_MAX_VALUES = 40
+MAX_CLASSES = 40
 """Different values that are classes; more are shades of gray or colors."""
 
 
@@ -78,7 +79,38 @@ def read_values(paths: Sequence[str]) -> MapValues:
 
 def looks_like_maps(found: MapValues) -> bool:
     """Return whether the values may be classes: they are few."""
-    return found.opened > 0 and len(found.gray) <= IGNORE_LABEL and len(found.colors) <= _MAX_VALUES
+    return found.opened > 0 and len(found.gray) <= IGNORE_LABEL and len(found.colors) <= MAX_CLASSES
+
+
+def number_objects(paths: Sequence[str]) -> bool:
+    """Return whether the values in maps may be numbers of objects instead of classes: they count from 1 in each map, to
+    another number in some, and nearly every value is one connected area."""
+    areas, single, counts = 0, 0, set[int]()
+    for path in random.Random(0).sample(sorted(paths), min(_MEASURED, len(paths))):
+        try:
+            values = read_map(os.fsencode(path))
+        except ValueError:  # reported when values are read
+            return False
+        present = np.unique(values)[:_MAX_NUMBERS] if values.ndim == 2 else np.zeros(0)
+        numbers = present[present > 0].tolist()
+        if not numbers or numbers[-1] > (1 + _GAPS) * len(numbers):
+            return False
+        places = ndimage.find_objects(values, numbers[-1])
+        crops = (values[places[number - 1]] == number for number in numbers)
+        single += sum(ndimage.label(crop, np.ones((3, 3)))[1] == 1 for crop in crops)
+        areas += len(numbers)
+        counts.add(len(numbers))
+    return len(counts) > 1 and single >= (1 - _TORN) * areas
+
+
+_MEASURED = 20
+"""Maps whose areas are counted, at most."""
+_MAX_NUMBERS = 1000
+"""Values of a map that are looked at, at most."""
+_GAPS = 0.25
+"""Numbers that no object has, as a share of the objects, at most."""
+_TORN = 0.1
+"""Share of the objects that are in several parts, at most."""
 
 
 def class_options(
@@ -106,9 +138,9 @@ def class_options(
 def _too_many(found: MapValues, names: int) -> bool:
     """Return whether values are too many for classes, of which ``names`` have a name."""
     if found.colors:
-        return not names and len(found.colors) > _MAX_VALUES
+        return not names and len(found.colors) > MAX_CLASSES
     values = found.gray.keys() - {IGNORE_LABEL}
-    if len(values) <= _MAX_VALUES:
+    if len(values) <= MAX_CLASSES:
         return False
     around_few = not names and frequent_values({(value,): count for value, count in found.gray.items()}) is not None
     return len(values) > IGNORE_LABEL or max(values) > 2 * (names or len(values)) or around_few
@@ -170,7 +202,7 @@ def frequent_values(counts: Mapping[Any, int], given: Sequence[Color] = ()) -> l
         else:
             edges += int(left[near].sum())
         left[near] = 0
-        if len(chosen) > _MAX_VALUES or edges > _EDGES * total:
+        if len(chosen) > MAX_CLASSES or edges > _EDGES * total:
             return None
     return sorted(chosen) if len(chosen) > 1 else None
 
@@ -205,7 +237,7 @@ def _exact(
     if names:
         return {"classes": list(names)} | _fit(where, list(names), values, file), [f"names of classes are from {file}"]
     unnamed = _unnamed(found)
-    if largest < max(_MAX_VALUES, 2 * len(values)) and largest < IGNORE_LABEL:
+    if largest < max(MAX_CLASSES, 2 * len(values)) and largest < IGNORE_LABEL:
         return {"classes": [f"class_{number}" for number in range(largest + 1)]}, [unnamed]
     named = {f"class_{number}": [value] for number, value in enumerate(values)}
     return {"classes": list(named), "values": named}, [unnamed]
@@ -233,7 +265,7 @@ def _shades(found: MapValues) -> list[int]:
     labels = [value for value in values if value != IGNORE_LABEL]
     if labels in ([], [0]) and IGNORE_LABEL in values:
         return [0, IGNORE_LABEL]
-    return values if len(values) > 1 and far and labels[-1] >= _MAX_VALUES else []
+    return values if len(values) > 1 and far and labels[-1] >= MAX_CLASSES else []
 
 
 def _by_shade(

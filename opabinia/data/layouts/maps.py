@@ -25,11 +25,19 @@ from opabinia.data.layouts.folder import (
     split_in,
     split_of,
 )
+from opabinia.data.layouts.images import unread_lists
 from opabinia.data.layouts.layout import Layout, Sections
-from opabinia.data.layouts.map_values import LOSSLESS, class_options, looks_like_maps, read_values
+from opabinia.data.layouts.map_values import (
+    LOSSLESS,
+    MAX_CLASSES,
+    class_options,
+    looks_like_maps,
+    number_objects,
+    read_values,
+)
 from opabinia.data.layouts.mask_files import find_object_masks
 from opabinia.data.layouts.pairing import split_of_path
-from opabinia.data.layouts.readings import check_training
+from opabinia.data.layouts.readings import check_training, with_alternatives, with_masks
 from opabinia.runtime.text import plural
 
 _IMAGES = re.compile(r"image|im(g|age)s?$|photo|rgb|input|picture|frame|orig", re.IGNORECASE)
@@ -68,7 +76,7 @@ class _Place:
 
 
 def read_maps(folder: Folder) -> Iterator[Layout]:
-    """Yield the reading of images and maps.
+    """Yield the reading of images and maps; if values may number objects, a second one.
 
     Raises:
         UnreadableLayout: images have no maps, or the values in the maps cannot be read as classes.
@@ -92,17 +100,19 @@ def read_maps(folder: Folder) -> Iterator[Layout]:
     where = folder.sub(train.root).at(train.labels)
     below = [name for place in pairs for name in (place.root, f"{place.root}/{place.labels}".strip("/"))]
     given = find_class_names(folder, below)
+    if given is None and number_objects(paths):
+        yield from _objects(folder, places, len(paths))
+        if len(found.gray) > MAX_CLASSES:
+            return
     options, notes = class_options(where, found, given)
-    sections: dict[str, dict[str, Any]] = {}
-    for split, group in places.items():
-        parts = [place.section(folder) | options for place in group]
-        sections[split] = parts[0] if len(parts) == 1 else {"name": "concat", "sources": parts}
+    sections = _sections(folder, places, options)
     lists, remarks = ({}, []) if len(pairs) > 1 else _lists(folder, train)
     if lists:
         sections = {split: sections["train"] | {"list_file": name} for split, name in lists.items()}
     used = {part.partition("/")[0] for place in pairs for part in (place.root, place.images, place.labels)}
     used |= {given[1]} if given else set()
     used |= {name.partition("/")[0] for name in lists.values()}
+    unread = [] if remarks else unread_lists(folder, {f"{train.root}/{name}".lstrip("/") for name in lists.values()})
     description = f"{plural(len(paths), 'segmentation map')} of {plural(len(options['classes']), 'class', 'es')}"
     description += f" in {len(pairs)} folders" if len(pairs) > len(places) else ""
     yield Layout(
@@ -110,9 +120,30 @@ def read_maps(folder: Folder) -> Iterator[Layout]:
         "segmentation",
         description,
         sections,
-        notes=[*notes, *remarks, *_further_files(folder, pairs), *folder.others(used)],
+        notes=[*notes, *remarks, *_further_files(folder, pairs), *unread, *folder.others(used)],
         classes=options["classes"],
     )
+
+
+def _sections(
+    folder: Folder, places: Mapping[str, Sequence[_Place]], options: Mapping[str, Any]
+) -> dict[str, dict[str, Any]]:
+    """Return the source of each split with these options."""
+    sections: dict[str, dict[str, Any]] = {}
+    for split, group in places.items():
+        parts = [{**place.section(folder), **options} for place in group]
+        sections[split] = parts[0] if len(parts) == 1 else {"name": "concat", "sources": parts}
+    return sections
+
+
+def _objects(folder: Folder, places: Mapping[str, Sequence[_Place]], count: int) -> Iterator[Layout]:
+    """Yield the readings of maps whose values number objects: with masks, and boxes alone."""
+    sections = _sections(folder, places, {"name": "instance_maps"})
+    description = f"{plural(count, 'map')} whose values number the objects, all of one class"
+    used = {part.partition("/")[0] for group in places.values() for p in group for part in (p.root, p.images, p.labels)}
+    boxes = Layout("instance_maps", "detection", description, sections, notes=folder.others(used))
+    masks, _ = with_masks(boxes)
+    yield from with_alternatives(masks, [boxes])
 
 
 def _further_files(folder: Folder, places: Sequence[_Place]) -> list[str]:

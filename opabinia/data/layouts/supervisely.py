@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 from opabinia.data.layouts.folder import DoubtfulLayout, Folder
 from opabinia.data.layouts.layout import Layout
 from opabinia.data.layouts.pairing import above, split_of_path
 from opabinia.data.layouts.readings import check_training, with_alternatives, with_masks
+from opabinia.data.sources.file_names import printable
 from opabinia.runtime.text import plural
 
 _READ = 20_000
 """Files that are read to collect the names of all classes."""
-_TITLE = re.compile(r'"classTitle"\s*:\s*"([^"\\]+)"')
+_TITLE = re.compile(r'"classTitle"\s*:\s*("(?:[^"\\]|\\.)+")')
 
 
 def read_supervisely(folder: Folder) -> Iterator[Layout]:
@@ -59,4 +62,9 @@ def _is_supervisely(folder: Folder, place: str) -> bool:
 def _class_names(folder: Folder) -> set[str]:
     """Return the names of the classes of all objects of a dataset."""
     inner = folder.sub("ann")
-    return {name for file in inner.tree((".json",), _READ) for name in _TITLE.findall(inner.head(file, 1 << 26))}
+    quoted = {name for file in inner.tree((".json",), _READ) for name in _TITLE.findall(inner.head(file, 1 << 26))}
+    names = set[str]()
+    for name in quoted:
+        with suppress(ValueError):  # an escape that JSON does not have; the source reports the file
+            names.add(printable(json.loads(name)))
+    return names

@@ -36,6 +36,7 @@ from opabinia.data.sources.identity_datasets import vehicleid as vehicleid
 from opabinia.data.sources.identity_datasets import veri as veri
 from opabinia.data.sources.identity_datasets import veri_wild as veri_wild
 from opabinia.data.sources.idx import Idx as Idx
+from opabinia.data.sources.instance_maps import instance_maps as instance_maps
 from opabinia.data.sources.label_studio import label_studio as label_studio
 from opabinia.data.sources.mask_files import mask_files as mask_files
 from opabinia.data.sources.mot import mot as mot

@@ -6,25 +6,18 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Container, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-import numpy as np
-
 from opabinia.config import register
 from opabinia.contracts import Channels, InputPath
-from opabinia.contracts.masks import compressed_mask
 from opabinia.data.file_search import find_files
 from opabinia.data.sources import annotation_errors as kinds
 from opabinia.data.sources.annotation_errors import Broken, ErrorCollector
-from opabinia.data.sources.annotation_values import errors_in
 from opabinia.data.sources.detection_base import AnnotatedImages, DetectionListing, Empty, build_source, given_classes
 from opabinia.data.sources.file_names import decode_name
 from opabinia.data.sources.folder import existing_folder
-from opabinia.data.sources.segmentation_base import read_map
-from opabinia.runtime.resources import cores
+from opabinia.data.sources.object_masks import FileObjects, ObjectMask, read_objects
 
 Pairing = Literal["name", "folder"]
 
@@ -177,57 +170,32 @@ def _stem(name: bytes) -> str:
 # --- masks ------------------------------------------------------------------------------------------------------------
 
 
-class _Mask(NamedTuple):
-    """Height and width, and of the object the box (left, top, width, height), COCO's compressed counts, and pixels."""
-
-    size: tuple[int, int]
-    box: tuple[int, int, int, int]
-    counts: bytes
-    area: int
-
-
 def _add_objects(listing: DetectionListing, masks: Sequence[Sequence[MaskName]], unnamed: str) -> None:
     """Read the masks of each image and add their objects; errors are added for others."""
-    root, names = os.fsencode(listing.root), [name for group in masks for name in group]
-    with ThreadPoolExecutor(cores()) as pool:
-        results = iter([pool.submit(_read, os.path.join(root, name.path)) for name in names])
-        for image, group in enumerate(masks):
-            size = tuple(listing.sizes[image].tolist())
-            for number, name in enumerate(group, 1):
-                try:
-                    mask = next(results).result()
-                    if mask.size != size and all(size):
-                        raise ValueError(f"{mask.size[1]} x {mask.size[0]} pixels, the image {size[1]} x {size[0]}")
-                except ValueError as error:
-                    listing.errors.add(kinds.BAD_MASK, decode_name(name.path), "", error)
-                else:
-                    label = name.label or unnamed
-                    listing.add(image, number, label, mask.box, rle=mask.counts, area=mask.area)
+    results = iter(read_objects(os.fsencode(listing.root), [name.path for group in masks for name in group]))
+    for image, group in enumerate(masks):
+        size = tuple(listing.sizes[image].tolist())
+        for number, name in enumerate(group, 1):
+            try:
+                mask = _only_object(next(results), size)
+            except ValueError as error:
+                listing.errors.add(kinds.BAD_MASK, decode_name(name.path), "", error)
+            else:
+                listing.add(image, number, name.label or unnamed, mask.box, rle=mask.counts, area=mask.area)
 
 
-def _read(path: bytes) -> _Mask:
-    with errors_in("", OSError):
-        status = os.stat(path)
-    return _decode(path, status.st_mtime_ns, status.st_size)
-
-
-@lru_cache(maxsize=1 << 18)
-def _decode(path: bytes, changed: int, length: int) -> _Mask:
-    """Return the object in a mask. A command makes a source several times, and decodes a file of this time of change
-    and number of bytes once.
+def _only_object(found: FileObjects | ValueError, size: tuple[int, ...]) -> ObjectMask:
+    """Return the object of a mask; ``size``: height and width of its image, 0 if unknown.
 
     Raises:
-        ValueError: it is no mask.
+        ValueError: it could not be read, is of another size, or has no object or several.
     """
-    values = read_map(path)
-    if values.ndim == 3:
-        values = values.max(-1)
-    pixels = values > 0
-    area = np.count_nonzero(pixels)
-    if not area:
+    if isinstance(found, ValueError):
+        raise found
+    if found.size != size and all(size):
+        raise ValueError(f"{found.size[1]} x {found.size[0]} pixels, the image {size[1]} x {size[0]}")
+    if not found.objects:
         raise ValueError("no pixel differs from 0: there is no object")
-    if not (values[pixels] == values.max()).all():
-        raise ValueError(f"{len(np.unique(values))} different values; a mask has 0 and one other")
-    rows, columns = np.flatnonzero(pixels.any(1)).tolist(), np.flatnonzero(pixels.any(0)).tolist()
-    box = (columns[0], rows[0], columns[-1] - columns[0] + 1, rows[-1] - rows[0] + 1)
-    return _Mask(pixels.shape, box, compressed_mask(pixels)["counts"].encode("ascii"), area)  # type: ignore[arg-type]
+    if len(found.objects) > 1:
+        raise ValueError(f"{len(found.objects)} values other than 0; a mask has one (instance_maps reads several)")
+    return found.objects[0]

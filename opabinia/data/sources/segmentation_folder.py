@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from annotated_types import Interval
@@ -16,7 +16,7 @@ from PIL import Image
 
 from opabinia.config import register
 from opabinia.contracts import IGNORE_LABEL, Channels, GroundTruthMap, Indices, InputPath, Sample, SourceInfo
-from opabinia.data.decoding.images import EXTENSIONS, read_image
+from opabinia.data.decoding.images import read_image
 from opabinia.data.file_search import find_files
 from opabinia.data.sources import annotation_errors as kinds
 from opabinia.data.sources.annotation_errors import ErrorCollector, ErrorGroup, check_errors
@@ -26,6 +26,7 @@ from opabinia.data.sources.folder import existing_folder
 from opabinia.data.sources.image_headers import files_exist, read_sizes
 from opabinia.data.sources.labels import check_class
 from opabinia.data.sources.list_files import raise_for_invalid, read_lines
+from opabinia.data.sources.map_names import MapNaming, pair_with_maps
 from opabinia.data.sources.named import NamedFiles
 from opabinia.data.sources.segmentation_base import (
     Color,
@@ -223,10 +224,8 @@ def segmentation_folder(
     names, pixel_labels = _pixel_labels(
         classes, class_file, colors, values, reduce_zero_label=reduce_zero_label, ignore=ignore, unlisted=unlisted
     )
-    naming = _Naming(image_prefix, image_suffix, label_prefix, label_suffix)
-    image_files = _list_images(root, images, naming, list_file, holds_maps=images == labels)
-    map_files = [os.fsencode(labels) + name[len(os.fsencode(images)) :] for name in image_files]
-    map_files = [naming.map_of(name) for name in map_files]
+    naming = MapNaming(image_prefix, image_suffix, label_prefix, label_suffix)
+    image_files, map_files = pair_with_maps(root, images, labels, naming, list_file)
     searched = None if list_file or images == labels else (labels, label_suffix.lower())
     return _open(root, image_files, map_files, searched, names, pixel_labels, broken, channels)
 
@@ -403,51 +402,6 @@ def _make_table(
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
-
-
-class _Naming(NamedTuple):
-    """Beginning and end of the names of images and of maps; None: any extension of an image."""
-
-    image_prefix: str
-    image_suffix: str | None
-    label_prefix: str
-    label_suffix: str
-
-    def stem(self, name: bytes) -> bytes:
-        """Return the path of an image without its end."""
-        suffix = self.image_suffix
-        return os.path.splitext(name)[0] if suffix is None else name.removesuffix(os.fsencode(suffix))
-
-    def map_of(self, name: bytes) -> bytes:
-        """Return the path of the map of an image in the same folder."""
-        folder, base = os.path.split(self.stem(name))
-        base = os.fsencode(self.label_prefix) + base.removeprefix(os.fsencode(self.image_prefix))
-        return os.path.join(folder, base + os.fsencode(self.label_suffix))
-
-    def is_map(self, name: bytes) -> bool:
-        """Return whether a file has the name of a map."""
-        base = os.path.basename(name)
-        return base.startswith(os.fsencode(self.label_prefix)) and base.endswith(os.fsencode(self.label_suffix))
-
-
-def _list_images(root: Path, folder: str, naming: _Naming, list_file: str | None, *, holds_maps: bool) -> list[bytes]:
-    """Return the paths of images below the root: all in the folder, or those in the list. ``holds_maps``: the maps are
-    in the same folder."""
-    existing_folder(root / folder, "images is the folder with the images")
-    suffix = naming.image_suffix
-    files = find_files(root, folder, EXTENSIONS if suffix is None else [suffix.lower()])
-    if naming.image_prefix:
-        files = [name for name in files if os.path.basename(name).startswith(os.fsencode(naming.image_prefix))]
-    if holds_maps:
-        files = [name for name in files if not naming.is_map(name)]
-    if list_file is None:
-        if not files:
-            raise ValueError(f"{root / folder} has no image ({', '.join(EXTENSIONS) if suffix is None else suffix})")
-        return files
-    by_stem = {naming.stem(name): name for name in files} | {name: name for name in files}
-    stems = [os.path.join(os.fsencode(folder), os.fsencode(text)) for _, text in read_lines(root / list_file)]
-    check_below_root(root / list_file, root, stems)
-    return [by_stem.get(stem, stem + os.fsencode(suffix or ".jpg")) for stem in stems]
 
 
 def _report_unused(root: Path, found: Sequence[bytes], used: Sequence[bytes], errors: ErrorCollector) -> None:

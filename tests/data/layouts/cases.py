@@ -20,6 +20,7 @@ from tests.data.layouts.folders import (
     images,
     labelme_json,
     maps,
+    numbered,
     panoptic,
     shards,
     steps,
@@ -34,7 +35,7 @@ TWO = ["1.jpg", "2.jpg"]
 SUPERVISELY = {
     "size": {"height": 8, "width": 8},
     "objects": [
-        {"classTitle": "cat", "geometryType": "rectangle", "points": {"exterior": [[1, 1], [5, 5]], "interior": []}}
+        {"classTitle": "Kübel", "geometryType": "rectangle", "points": {"exterior": [[1, 1], [5, 5]], "interior": []}}
     ],
 }
 SELFSUP = {"task": "selfsup"}
@@ -147,6 +148,16 @@ CLASSIFICATION = [
         ),
         *("list", "classification", 4),
         classes=["a", "b"],
+    ),
+    Case(
+        "class folders with splits by numbers of images",
+        steps(
+            images("images/{a,b}/{1..3}.jpg"),
+            text("images.txt", "1 a/1.jpg\n2 a/2.jpg\n3 a/3.jpg\n4 b/1.jpg\n5 b/2.jpg\n6 b/3.jpg\n"),
+            text("train_test_split.txt", "1 1\n2 0\n3 0\n4 1\n5 0\n6 0\n"),
+        ),
+        *("class_folders", "classification", 6),
+        notes=["lists of images that are not read: images.txt, train_test_split.txt"],
     ),
     Case(
         "lists of splits",
@@ -605,10 +616,10 @@ DETECTION = [
         steps(
             images("{train,val}/img/{1..2}.jpg"),
             *(content(f"{place}/ann/{n}.jpg.json", SUPERVISELY) for place in ("train", "val") for n in (1, 2)),
-            content("meta.json", {"classes": [{"title": "cat", "shape": "rectangle"}]}),
+            content("meta.json", {"classes": [{"title": "Kübel", "shape": "rectangle"}]}),
         ),
         *("supervisely", "detection", 2, 2),
-        classes=["cat"],
+        classes=["Kübel"],
     ),
     Case(
         "maps of several datasets of Supervisely",
@@ -618,6 +629,22 @@ DETECTION = [
         ),
         *("supervisely", "segmentation", 4),
         given={"task": "segmentation"},
+    ),
+    Case(
+        "maps whose values number many objects",
+        steps(
+            images("{train,test}/images/{1..3}.jpg"),
+            numbered("train/masks/{1..3}.png", 45),
+            numbered("test/masks/{1..3}.png", 45),
+        ),
+        *("instance_maps", "instance_segmentation", 3, None, 3),
+        notes=["--task detection"],
+    ),
+    Case(
+        "maps whose values number a few objects",
+        steps(images("PNGImages/{1..3}.jpg"), numbered("PedMasks/{1..3}_mask.png", 1)),
+        *("instance_maps", "detection", 3),
+        given={"task": "detection"},
     ),
     Case(
         "Pascal VOC with lists above the usual folder",
@@ -1752,6 +1779,27 @@ BROKEN = [
         "Supervisely with tags only",
         steps(images("a/img/1.jpg"), content("a/ann/1.json", {"tags": ["a"], "objects": [], "size": {}})),
         ["JSON files of Supervisely without objects; tags of images are not read"],
+    ),
+    Wrong(
+        "maps that number objects, or have few classes",
+        steps(images("images/{1..3}.jpg"), numbered("masks/{1..3}.png", 1)),
+        ["--task instance_segmentation ", "number the objects", "--task segmentation ", "4 classes"],
+    ),
+    Wrong(
+        "lists of run lengths",
+        steps(images("{1..2}.jpg"), text("train.csv", "ImageId,EncodedPixels\n1.jpg,10 3 30 3\n2.jpg,\n")),
+        ["train.csv: EncodedPixels has run lengths of masks, which are not read from lists"],
+    ),
+    Wrong(
+        "lists of two kinds of labels",
+        steps(
+            images("images/{1..4}.jpg"),
+            text("images_maker_train.txt", "1 x\n2 y\n"),
+            text("images_maker_val.txt", "3 x\n4 y\n"),
+            text("images_model_train.txt", "1 a\n2 b\n"),
+            text("images_model_val.txt", "3 a\n4 b\n"),
+        ),
+        ["several ways", "--layout list_images_maker ", "--layout list_images_model "],
     ),
     Wrong(
         "colors in another order",

@@ -250,3 +250,17 @@ def maps(*names: str, values: tuple[int, ...] = (0, 1, 2), mode: str = "L") -> C
 CATS = ["{cat,dog}/{1..2}.jpg"]
 CAT_SPLITS = ["train/{cat,dog}/{1..3}.jpg", "val/{cat,dog}/1.jpg"]
 MARKET = ["{bounding_box_train,query,bounding_box_test}/{0001,0002}_c{1,2}s1_000001_00.jpg"]
+
+
+def numbered(name: str, first: int) -> Callable[[Maker], None]:
+    """Return a step that writes maps whose values number objects of a pixel, ``first`` in one map, and one more in each
+    further one."""
+
+    def write(make: Maker) -> None:
+        for count, path in enumerate(expand(name), first):
+            pixels = np.arange(1, 65, dtype=np.uint8)
+            file = io.BytesIO()
+            Image.fromarray(np.where(pixels <= count, pixels, 0).reshape(8, 8)).save(file, "PNG")
+            make.write(path, file.getvalue())
+
+    return write
