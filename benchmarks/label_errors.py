@@ -115,9 +115,9 @@ def labeled_digits() -> Labeled:
 def labeled_clothes(root: Path) -> Labeled:
     train = root / "train"
     words = [
-        *("vars.size=128", "vars.enlarged=146", "task.backbone.model=tf_efficientnet_lite0.in1k"),
-        *("task.backbone.pretrained=true", "optimizer.lr=0.0007", "schedule.warmup=10it", "train.length=5ep"),
-        *("evaluate.every=5ep", "train.channels_last=true"),
+        *("vars.size=160", "vars.enlarged=182", "task.backbone.model=tf_efficientnet_lite0.in1k"),
+        *("task.backbone.pretrained=true", "optimizer.lr=0.0007", "schedule.warmup=16it", "train.length=5ep"),
+        *("evaluate.every=5ep", "train.channels_last=true", "ema.decay=0.9"),
     ]
     config = f"{{name: image_folder, root: {train}}}"
     return Labeled(ImageFolder(root=train), config, "classification/image_folder", words)

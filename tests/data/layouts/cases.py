@@ -152,8 +152,8 @@ CLASSIFICATION = [
     Case(
         "class folders with splits by numbers of images",
         steps(
-            images("images/{a,b}/{1..3}.jpg"),
-            text("images.txt", "1 a/1.jpg\n2 a/2.jpg\n3 a/3.jpg\n4 b/1.jpg\n5 b/2.jpg\n6 b/3.jpg\n"),
+            images("images/a/x{1..3}.jpg", "images/b/y{1..3}.jpg"),
+            text("images.txt", "1 a/x1.jpg\n2 a/x2.jpg\n3 a/x3.jpg\n4 b/y1.jpg\n5 b/y2.jpg\n6 b/y3.jpg\n"),
             text("train_test_split.txt", "1 1\n2 0\n3 0\n4 1\n5 0\n6 0\n"),
         ),
         *("class_folders", "classification", 6),

@@ -89,7 +89,7 @@ def test_broken_maps(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_errors(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="there is no folder .*images"):
+    with pytest.raises(ValueError, match="there is no folder"):
         instance_maps(root=tmp_path)
     (tmp_path / "images").mkdir()
     with pytest.raises(ValueError, match="has no image"):
