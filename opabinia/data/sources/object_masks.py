@@ -22,7 +22,7 @@ _MAX_OBJECTS = 10_000
 
 
 class ObjectMask(NamedTuple):
-    """Of an object the box (left, top, width, height), COCO's compressed counts, and the number of pixels."""
+    """Box (left, top, width, height), COCO's compressed counts and number of pixels of an object."""
 
     box: tuple[int, int, int, int]
     counts: bytes
