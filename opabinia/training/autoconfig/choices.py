@@ -357,6 +357,9 @@ def _detector(situation: Situation, light: bool) -> Iterator[Choice]:
     """Yield the detector that the annotations ask for, with a light head on a CPU."""
     task, profile = situation.task, situation.profile
     width = "; a light head, since there is no GPU" if light else ""
+    needed = rules.detections(profile)
+    kept = {"max_detections": needed.value} if needed.value > rules.USUAL_DETECTIONS else {}
+    width += f"; {needed.reason}" if kept else ""
     if task in ("instance_segmentation", "keypoints"):
         name = "mask_rcnn" if task == "instance_segmentation" else "keypoint_rcnn"
         detector: dict[str, Any] = {"name": name, "neck": {"name": "fpn", "channels": 64 if light else 256}}
@@ -364,10 +367,12 @@ def _detector(situation: Situation, light: bool) -> Iterator[Choice]:
             detector["proposals"] = {
                 "pre_nms_topk_train": 200,
                 "post_nms_topk_train": 100,
-                "pre_nms_topk_test": 100,
-                "post_nms_topk_test": 50,
+                "pre_nms_topk_test": 2 * needed.value,
+                "post_nms_topk_test": needed.value,
             }
-            detector["box"] = {"fc_dim": 256, "batch_size_per_image": 32}
+        if light or kept:
+            detector["box"] = ({"fc_dim": 256, "batch_size_per_image": 32} if light else {}) | kept
+        if light:
             if name == "mask_rcnn":
                 detector["mask"] = {"num_convs": 2, "channels": 64}
             else:
@@ -378,11 +383,15 @@ def _detector(situation: Situation, light: bool) -> Iterator[Choice]:
         detector = {"name": name, "neck": {"name": "fpn_p3_p7_from_p5", "channels": 96 if light else 256}}
         if light:
             detector["num_convs"] = 2
+        detector |= {} if profile.oriented else kept  # that of oriented boxes keeps 2,000
         reason = "the boxes are oriented" if profile.oriented else "boxes, by a detector without anchors"
-    yield Choice("task.detector", detector, reason + width)
+    yield Choice("task.detector", detector, reason + width, "detections" if kept else "")
     scores = rules.keypoint_scores(profile) if task == "keypoints" else None
     if scores is not None:
         yield _choice("task.evaluator", scores, rules.keypoint_scores)
+    elif kept and not profile.oriented:
+        evaluator = {"name": "coco", "max_detections": [1, 10, needed.value]}
+        yield Choice("task.evaluator", evaluator, needed.reason, "detections")
 
 
 def _segmentation(situation: Situation, data: Datasets) -> Chosen:

@@ -397,6 +397,18 @@ def frozen_norms(network: Network) -> Value | None:
     return Value(True, "few images in a batch; the statistics of ImageNet are known") if network.pretrained else None
 
 
+USUAL_DETECTIONS = 100
+"""Detections of an image that detectors keep and COCO's scores count, if nothing else is said."""
+
+
+@rule("COCO has 7 objects in an image on average, and counts 100 detections; twice as many as objects: assumed")
+def detections(profile: DatasetProfile) -> Value:
+    """Detections that an image may need: twice its largest number of objects, 50 to 1,000. Above 100 detectors keep and
+    scores count as many; a light R-CNN has as many proposals."""
+    most = 0 if profile.objects_per_image is None else int(profile.objects_per_image[4])
+    return Value(max(50, min(1000, 2 * most)), f"an image has up to {most} objects")
+
+
 @rule("object keypoint similarity: COCO, whose annotators deviate by 0.025 (eyes) to 0.107 (hips)")
 def keypoint_scores(profile: DatasetProfile) -> Value | None:
     """Keypoints other than COCO's 17 of people all count as right within the same distance."""

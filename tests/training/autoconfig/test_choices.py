@@ -164,6 +164,25 @@ def test_detectors(task: TaskName, facts: dict[str, Any], detector: str) -> None
     assert values(task=task, **facts)["task.detector"]["name"] == detector
 
 
+@pytest.mark.parametrize("machine", [CPU, GPU])
+def test_many_objects_of_an_image_are_kept_and_counted(machine: Machine) -> None:
+    def planned(most: float, task: TaskName = "detection", **facts: Any) -> dict[str, Any]:
+        return values(task=task, machine=machine, objects_per_image=(1.0, 2.0, 5.0, 9.0, most), **facts)
+
+    assert planned(150.0)["task.detector"]["max_detections"] == 300
+    assert planned(150.0)["task.evaluator"] == {"name": "coco", "max_detections": [1, 10, 300]}
+    assert planned(9000.0)["task.detector"]["max_detections"] == 1000
+    few = planned(50.0)
+    assert "max_detections" not in few["task.detector"] and "task.evaluator" not in few
+    oriented = planned(150.0, oriented=True)
+    assert "max_detections" not in oriented["task.detector"] and "task.evaluator" not in oriented
+    masks = planned(150.0, "instance_segmentation")["task.detector"]
+    assert masks["box"]["max_detections"] == 300
+    if machine == CPU:
+        assert masks["proposals"]["post_nms_topk_test"] == 300 and masks["proposals"]["pre_nms_topk_test"] == 600
+        assert planned(40.0, "instance_segmentation")["task.detector"]["proposals"]["post_nms_topk_test"] == 80
+
+
 def test_keypoints_are_evaluated_at_the_distances_of_coco_or_at_the_same() -> None:
     other = values(task="keypoints", keypoints=("left tip", "right tip"))
     assert other["task.evaluator"] == {"name": "coco", "sigmas": [0.05, 0.05]}
