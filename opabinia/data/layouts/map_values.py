@@ -91,16 +91,15 @@ def number_objects(paths: Sequence[str]) -> bool:
             values = read_map(os.fsencode(path))
         except ValueError:  # reported when values are read
             return False
-        present = np.unique(values)[:_MAX_NUMBERS] if values.ndim == 2 else np.zeros(0)
-        numbers = present[present > 0].tolist()
-        if not numbers or numbers[-1] > (1 + _GAPS) * len(numbers):
+        numbers = np.unique(values[values > 0])[:_MAX_NUMBERS].tolist()
+        if values.ndim == 3 or max(numbers, default=0) > (1 + _GAPS) * len(numbers):
             return False
-        places = ndimage.find_objects(values, numbers[-1])
+        places = ndimage.find_objects(values) if numbers else []
         crops = (values[places[number - 1]] == number for number in numbers)
         single += sum(ndimage.label(crop, np.ones((3, 3)))[1] == 1 for crop in crops)
         areas += len(numbers)
         counts.add(len(numbers))
-    return len(counts) > 1 and single >= (1 - _TORN) * areas
+    return len(counts - {0}) > 1 and single >= (1 - _TORN) * areas
 
 
 _MEASURED = 20
