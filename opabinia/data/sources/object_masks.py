@@ -72,7 +72,7 @@ def find_objects(values: NDArray[Any]) -> tuple[ObjectMask, ...]:
     codes = values if values.ndim == 2 else color_codes(values)
     size = (codes.shape[0], codes.shape[1])
     column_by_column = codes.ravel(order="F")
-    pixels = np.flatnonzero(column_by_column)
+    pixels = np.flatnonzero(column_by_column != 0)  # of truth values, which is faster
     order = np.argsort(column_by_column[pixels], kind="stable")
     pixels, numbers = pixels[order], column_by_column[pixels][order]
     ends = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(pixels)] if len(pixels) else []
