@@ -263,10 +263,15 @@ def detection_size(profile: DatasetProfile, limit: int) -> Value:
 @rule("more pixels place boxes more exactly: Huang et al. 2017; " + OURS)
 def detection_capacity(situation: Situation, wanted: int, roomy: int) -> Capacity:
     """Backbone and shorter side for detectors: up to the size that the small objects want, with 6 epochs and 1,500
-    samples; up to 320 pixels, on a GPU 640, also for large objects, where the budget allows 50 epochs and 8,000
-    samples. Not larger than the images."""
-    profile = situation.profile
-    needed = capacity(situation, wanted, epochs=6.0, samples=1_500.0, smallest=128)
+    samples, and with 500 samples one at which half of the objects are 12 pixels wide; up to 320 pixels, on a GPU 640,
+    also for large objects, where the budget allows 50 epochs and 8,000 samples. Not larger than the images."""
+    profile, smallest = situation.profile, 128
+    if profile.short_sides is not None and profile.object_sides is not None:
+        lightest = min(networks(situation), key=lambda network: network.cost)
+        visible = round_up(12 * profile.short_sides[2] / max(1.0, profile.object_sides[2]), 32)
+        sizes = sizes_up_to(min(wanted, visible), smallest)
+        smallest = next((size for size in sizes if affordable_samples(situation, lightest, size) >= 500), smallest)
+    needed = capacity(situation, wanted, epochs=6.0, samples=1_500.0, smallest=smallest)
     if profile.short_sides is not None:
         roomy = min(roomy, round_up(profile.short_sides[2], 32))
     if roomy <= needed.size:

@@ -164,6 +164,17 @@ def test_detectors(task: TaskName, facts: dict[str, Any], detector: str) -> None
     assert values(task=task, **facts)["task.detector"]["name"] == detector
 
 
+def test_half_of_the_objects_stay_visible() -> None:
+    def size(median: float, budget: float = 600.0) -> Any:
+        sides = (4.0, 9.0, median, 60.0, 80.0)
+        return values(task="detection", budget=budget, samples=50_000, object_sides=sides)["vars.test"]
+
+    assert size(40.0) == 128  # of 400 pixels
+    assert size(20.0) == 256
+    assert 256 < size(10.0) <= 416
+    assert size(20.0, 10.0) == 128  # the budget is for less than 500 samples
+
+
 @pytest.mark.parametrize("machine", [CPU, GPU])
 def test_many_objects_of_an_image_are_kept_and_counted(machine: Machine) -> None:
     def planned(most: float, task: TaskName = "detection", **facts: Any) -> dict[str, Any]:
