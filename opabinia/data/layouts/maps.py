@@ -37,7 +37,7 @@ from opabinia.data.layouts.map_values import (
 )
 from opabinia.data.layouts.mask_files import find_object_masks
 from opabinia.data.layouts.pairing import split_of_path
-from opabinia.data.layouts.readings import check_training, with_alternatives, with_masks
+from opabinia.data.layouts.readings import check_training, together, with_alternatives, with_masks
 from opabinia.runtime.text import plural
 
 _IMAGES = re.compile(r"image|im(g|age)s?$|photo|rgb|input|picture|frame|orig", re.IGNORECASE)
@@ -129,11 +129,9 @@ def _sections(
     folder: Folder, places: Mapping[str, Sequence[_Place]], options: Mapping[str, Any]
 ) -> dict[str, dict[str, Any]]:
     """Return the source of each split with these options."""
-    sections: dict[str, dict[str, Any]] = {}
-    for split, group in places.items():
-        parts = [{**place.section(folder), **options} for place in group]
-        sections[split] = parts[0] if len(parts) == 1 else {"name": "concat", "sources": parts}
-    return sections
+    return {
+        split: together([{**place.section(folder), **options} for place in group]) for split, group in places.items()
+    }
 
 
 def _objects(folder: Folder, places: Mapping[str, Sequence[_Place]], count: int) -> Iterator[Layout]:

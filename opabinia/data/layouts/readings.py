@@ -33,6 +33,11 @@ def with_alternatives(layout: Layout, others: Sequence[Layout]) -> list[Layout]:
     return [replace(layout, notes=(*layout.notes, *note)), *others]
 
 
+def together(sections: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the only source, or one of all samples of several."""
+    return sections[0] if len(sections) == 1 else {"name": "concat", "sources": sections}
+
+
 def check_training(folder: Folder, splits: Collection[str], expected: str) -> None:
     """Raise UnreadableLayout if there are splits, but none to train on; ``expected`` says what should be there."""
     if splits and "train" not in splits:

@@ -7,12 +7,11 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any
 
 from opabinia.data.layouts.folder import DoubtfulLayout, Folder
 from opabinia.data.layouts.layout import Layout
 from opabinia.data.layouts.pairing import above, split_of_path
-from opabinia.data.layouts.readings import check_training, with_alternatives, with_masks
+from opabinia.data.layouts.readings import check_training, together, with_alternatives, with_masks
 from opabinia.data.sources.file_names import printable
 from opabinia.runtime.text import plural
 
@@ -39,10 +38,10 @@ def read_supervisely(folder: Folder) -> Iterator[Layout]:
         raise DoubtfulLayout(
             f"{folder.text} has JSON files of Supervisely without objects; tags of images are not read"
         )
-    sections: dict[str, dict[str, Any]] = {}
-    for split, group in by_split.items():
-        parts = [{"name": "supervisely", "root": folder.at(place), "classes": names} for place in group]
-        sections[split] = parts[0] if len(parts) == 1 else {"name": "concat", "sources": parts}
+    sections = {
+        split: together([{"name": "supervisely", "root": folder.at(place), "classes": names} for place in group])
+        for split, group in by_split.items()
+    }
     used = [place.partition("/")[0] for place in places] if "" not in places else ["ann", "img"]
     description = f"shapes of {plural(len(names), 'class', 'es')} in the format of Supervisely"
     notes = folder.others([*used, "meta.json"])
